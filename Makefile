@@ -1,0 +1,47 @@
+# make up      the whole portal on this machine        make test     every test
+# make lint    what CI checks before the tests         make help     the rest
+PORT ?= 8000
+STATE ?= .portal
+BIN := .venv/bin
+PACKAGES := core spawner services hub_config cli bench tests
+
+.PHONY: up test lint fmt clean requirements help bench-start bench-proxy
+
+up: ## Start the portal: PORT= (default 8000), STATE= (default .portal, all that it keeps)
+	@requirements/install.sh portal
+	@exec $(BIN)/gpu-dev-portal up --port "$(PORT)" --state "$(STATE)"
+
+test: ## Run every test; ARGS= is passed to pytest
+	@requirements/install.sh dev
+	@tests/install-browser.sh
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: ## Style, mistakes, types
+	@requirements/install.sh dev
+	@$(BIN)/ruff check $(PACKAGES)
+	@$(BIN)/ruff format --check $(PACKAGES)
+	@$(BIN)/mypy
+
+fmt: ## Format, and mend what can be mended
+	@requirements/install.sh dev
+	@$(BIN)/ruff check --fix $(PACKAGES)
+	@$(BIN)/ruff format $(PACKAGES)
+
+requirements: ## Renew every pinned version in requirements/*.txt
+	@requirements/install.sh dev
+	@requirements/renew.sh
+
+bench-start: ## Seconds to the login page and to JupyterLab, beside plain JupyterHub
+	@requirements/install.sh dev
+	@$(BIN)/python bench/start.py
+
+bench-proxy: ## The in-process proxy beside configurable-http-proxy
+	@requirements/install.sh dev
+	@$(BIN)/python bench/proxy.py
+
+clean: ## Remove what make made (.venv and caches; never the state folder)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)

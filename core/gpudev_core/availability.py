@@ -1,0 +1,132 @@
+"""What is free, node by node. Figures are made of nodes and holdings, never counted up and down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from gpudev_core.catalogue import Catalogue
+from gpudev_core.models import MAX_NODES, GpuType, Holding, Node
+from gpudev_core.placement import free_units
+from gpudev_core.store import Store
+from gpudev_core.tables import GpuTypeRow
+
+WRITE_AT_LEAST_EVERY = timedelta(minutes=5)
+STALE_AFTER = timedelta(minutes=6)
+
+
+def columns(gpu_type: GpuType, nodes: Sequence[Node], holdings: Iterable[Holding]) -> dict[str, Any]:
+    """The availability columns of one GPU type."""
+    free = free_units(nodes, holdings)
+    whole = [name for name, units in free.items() if len(units) == gpu_type.units_per_node]
+    most_on_one = max((len(units) for units in free.values()), default=0)
+    if gpu_type.is_cpu:
+        reservable = min(1, most_on_one)
+    elif gpu_type.multinode and whole:
+        reservable = min(len(whole), MAX_NODES) * gpu_type.gpus_per_node
+    else:
+        reservable = most_on_one
+    return {
+        "total_cluster_gpus": sum(node.units for node in nodes if node.ready),
+        "available_gpus": sum(len(units) for units in free.values()),
+        "max_reservable": reservable,
+        "full_nodes_available": len(whole),
+        "running_instances": sum(node.ready for node in nodes),
+        "desired_capacity": len(nodes),
+        "max_per_node": gpu_type.gpus_per_node,
+        "nodes": [node_json(node) for node in nodes],
+        "is_active": bool(nodes),
+    }
+
+
+def save(
+    store: Store,
+    catalogue: Catalogue,
+    nodes: Sequence[Node],
+    holdings: Sequence[Holding],
+    *,
+    now: datetime,
+    by: str,
+) -> bool:
+    """Write the rows that changed or grew old. True when something was written."""
+    wanted = {
+        name: columns(gpu_type, [n for n in nodes if n.gpu_type == name], holdings)
+        for name, gpu_type in catalogue.items()
+    }
+    with store.read() as session:
+        stale = [name for name, row in _rows(session, catalogue).items() if _differs(row, wanted[name], now)]
+    if not stale:
+        return False
+    with store.write() as session:
+        rows = _rows(session, catalogue)
+        for name in stale:
+            row = rows[name] or _new_row(session, catalogue[name])
+            for key, value in wanted[name].items():
+                setattr(row, key, value)
+            row.last_availability_update, row.last_availability_updated_by = now, by
+    return True
+
+
+def nodes_of(rows: Iterable[GpuTypeRow]) -> list[Node]:
+    """The nodes as they were last seen."""
+    return [
+        Node(
+            name=item["name"],
+            gpu_type=row.gpu_type,
+            units=item["units"],
+            ready=item["ready"],
+            zone=item.get("zone", ""),
+            foreign=frozenset(item.get("foreign", ())),
+            device_ids=tuple(item.get("device_ids", ())),
+        )
+        for row in rows
+        for item in row.nodes
+    ]
+
+
+def offered(session: Session) -> Sequence[GpuTypeRow]:
+    return session.scalars(select(GpuTypeRow).where(GpuTypeRow.is_active)).all()
+
+
+def is_stale(row: GpuTypeRow, now: datetime) -> bool:
+    return row.last_availability_update is None or now - row.last_availability_update > STALE_AFTER
+
+
+def node_json(node: Node) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "units": node.units,
+        "ready": node.ready,
+        "zone": node.zone,
+        "foreign": sorted(node.foreign),
+        "device_ids": list(node.device_ids),
+    }
+
+
+def _rows(session: Session, catalogue: Catalogue) -> dict[str, GpuTypeRow | None]:
+    found = {row.gpu_type: row for row in session.scalars(select(GpuTypeRow))}
+    return {name: found.get(name) for name in catalogue}
+
+
+def _differs(row: GpuTypeRow | None, wanted: Mapping[str, Any], now: datetime) -> bool:
+    if row is None or row.last_availability_update is None:
+        return True
+    if now - row.last_availability_update >= WRITE_AT_LEAST_EVERY:
+        return True
+    return any(getattr(row, key) != value for key, value in wanted.items())
+
+
+def _new_row(session: Session, gpu_type: GpuType) -> GpuTypeRow:
+    row = GpuTypeRow(
+        gpu_type=gpu_type.name,
+        instance_type=gpu_type.instance_type,
+        max_gpus=max(gpu_type.counts),
+        cpus=gpu_type.cpus,
+        memory_gb=gpu_type.memory_gb,
+    )
+    session.add(row)
+    return row

@@ -1,0 +1,66 @@
+"""Hear of another process's commit within a moment, without asking for rows.
+
+PostgreSQL tells by NOTIFY. SQLite keeps a number, ``PRAGMA data_version``, that changes when another
+connection commits; reading it costs microseconds, so it is looked at often.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import Any
+
+from gpudev_core.store import CHANNEL, Store
+
+LOOK_EVERY_S = 0.05
+
+
+class Doorbell:
+    """One listener, for one thread. ``ring`` may be called from any thread of this process."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rung = False
+        self._raw: Any = store.engine.raw_connection()
+        self._driver: Any = self._raw.driver_connection
+        self._seen = self._listen()
+
+    def ring(self) -> None:
+        self._rung = True
+
+    def wait(self, timeout: float) -> bool:
+        """True as soon as somebody else committed or rang; False after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while True:
+            if self._rung or self._heard(max(0.0, min(LOOK_EVERY_S, deadline - time.monotonic()))):
+                self._rung = False
+                return True
+            if time.monotonic() >= deadline:
+                return False
+
+    def close(self) -> None:
+        self._raw.invalidate()
+
+    def _listen(self) -> int:
+        if self._store.is_sqlite:
+            return self._data_version()
+        self._driver.autocommit = True
+        with self._driver.cursor() as cursor:
+            cursor.execute(f"LISTEN {CHANNEL}")
+        return 0
+
+    def _heard(self, seconds: float) -> bool:
+        if not self._store.is_sqlite:
+            select.select([self._driver], [], [], seconds)
+            self._driver.poll()
+            heard = bool(self._driver.notifies)
+            self._driver.notifies.clear()
+            return heard
+        time.sleep(seconds)
+        version = self._data_version()
+        heard = version != self._seen
+        self._seen = version
+        return heard
+
+    def _data_version(self) -> int:
+        return int(self._driver.execute("PRAGMA data_version").fetchone()[0])

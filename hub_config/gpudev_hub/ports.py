@@ -1,0 +1,31 @@
+"""Ports on loopback for the parts that only talk to each other."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+
+def free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def kept(path: Path) -> int:
+    """The same port at every start: servers that outlive the hub still know where to find it."""
+    if path.exists():
+        return int(path.read_text())
+    port = free()
+    path.write_text(f"{port}\n")
+    return port
+
+
+def is_taken(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,4 @@
+"""The portal's services: ``controller`` (admits, starts, ends) and ``web`` (pages and API).
+
+Each runs by ``python -m``. ``hub`` is the one adapter to JupyterHub's REST API.
+"""
