@@ -54,17 +54,23 @@ def save(
 ) -> bool:
     """Write the rows that changed or grew old. True when something was written."""
     wanted = {
-        name: columns(gpu_type, [n for n in nodes if n.gpu_type == name], holdings)
+        name: _description(gpu_type) | columns(gpu_type, [n for n in nodes if n.gpu_type == name], holdings)
         for name, gpu_type in catalogue.items()
     }
     with store.read() as session:
-        stale = [name for name, row in _rows(session, catalogue).items() if _differs(row, wanted[name], now)]
+        known = _rows(session)
+        # A type that left the catalogue, as when a machine got other GPUs, is offered no more.
+        wanted |= {
+            name: {"is_active": False} for name in known if name not in wanted and known[name].is_active
+        }
+        stale = [name for name, values in wanted.items() if _differs(known.get(name), values, now)]
     if not stale:
         return False
     with store.write() as session:
-        rows = _rows(session, catalogue)
+        known = _rows(session)
         for name in stale:
-            row = rows[name] or _new_row(session, catalogue[name])
+            row = known.get(name) or GpuTypeRow(gpu_type=name)
+            session.add(row)
             for key, value in wanted[name].items():
                 setattr(row, key, value)
             row.last_availability_update, row.last_availability_updated_by = now, by
@@ -107,9 +113,8 @@ def node_json(node: Node) -> dict[str, Any]:
     }
 
 
-def _rows(session: Session, catalogue: Catalogue) -> dict[str, GpuTypeRow | None]:
-    found = {row.gpu_type: row for row in session.scalars(select(GpuTypeRow))}
-    return {name: found.get(name) for name in catalogue}
+def _rows(session: Session) -> dict[str, GpuTypeRow]:
+    return {row.gpu_type: row for row in session.scalars(select(GpuTypeRow))}
 
 
 def _differs(row: GpuTypeRow | None, wanted: Mapping[str, Any], now: datetime) -> bool:
@@ -120,13 +125,11 @@ def _differs(row: GpuTypeRow | None, wanted: Mapping[str, Any], now: datetime) -
     return any(getattr(row, key) != value for key, value in wanted.items())
 
 
-def _new_row(session: Session, gpu_type: GpuType) -> GpuTypeRow:
-    row = GpuTypeRow(
-        gpu_type=gpu_type.name,
-        instance_type=gpu_type.instance_type,
-        max_gpus=max(gpu_type.counts),
-        cpus=gpu_type.cpus,
-        memory_gb=gpu_type.memory_gb,
-    )
-    session.add(row)
-    return row
+def _description(gpu_type: GpuType) -> dict[str, Any]:
+    """The columns that come from the catalogue."""
+    return {
+        "instance_type": gpu_type.instance_type,
+        "max_gpus": max(gpu_type.counts),
+        "cpus": gpu_type.cpus,
+        "memory_gb": gpu_type.memory_gb,
+    }

@@ -14,6 +14,25 @@ from itertools import groupby
 
 from gpudev_core.models import GpuType, Holding, Node, Placement, Reason, Request, Waiting
 from gpudev_core.placement import fits_ever, free_units, given_back, place, without
+from gpudev_core.settings import Settings
+
+
+@dataclass(frozen=True)
+class Allowances:
+    """What is planned beside the hours that were asked for: before they begin, and after they end."""
+
+    preparation: timedelta
+    cleanup: timedelta
+
+    @property
+    def total(self) -> timedelta:
+        return self.preparation + self.cleanup
+
+    @classmethod
+    def of(cls, settings: Settings) -> Allowances:
+        return cls(
+            timedelta(seconds=settings.servers.start_timeout_s), timedelta(seconds=settings.queue.cleanup_s)
+        )
 
 
 @dataclass(frozen=True)
@@ -38,18 +57,19 @@ class Timeline:
         nodes: Iterable[Node],
         holdings: Iterable[Holding],
         now: datetime,
-        cleanup: timedelta,
+        allowances: Allowances,
     ) -> None:
         self._type = gpu_type
         self._nodes = {node.name: node for node in nodes if node.gpu_type == gpu_type.name}
         held = [h for h in holdings if h.gpu_type == gpu_type.name]
         self._free = free_units(self._nodes.values(), held)
-        self._cleanup = cleanup
+        self._allowances = allowances
         self._now = now
         # A holding past its end is on its way out, but what it holds is not free yet.
         soonest = now + timedelta(seconds=1)
         self._ends = sorted(
-            ((max(h.ends_at + cleanup, soonest), h.placement) for h in held), key=lambda end: end[0]
+            ((max(h.ends_at + allowances.cleanup, soonest), h.placement) for h in held),
+            key=lambda end: end[0],
         )
         self._at = now
         self._position = 0
@@ -62,7 +82,7 @@ class Timeline:
             return forecast
         self._advance(forecast.at)
         self._free = without(self._free, forecast.placement)
-        end = forecast.at + timedelta(hours=request.hours) + self._cleanup
+        end = forecast.at + timedelta(hours=request.hours) + self._allowances.total
         self._ends = sorted([*self._ends, (end, forecast.placement)], key=lambda e: e[0])
         return forecast
 
@@ -117,8 +137,8 @@ def plan(
     holdings: Iterable[Holding],
     queue: Sequence[Waiting],
     now: datetime,
-    cleanup: timedelta,
+    allowances: Allowances,
 ) -> dict[str, Forecast]:
     """The forecast of every waiting reservation of one type, by its id."""
-    timeline = Timeline(gpu_type, nodes, holdings, now, cleanup)
+    timeline = Timeline(gpu_type, nodes, holdings, now, allowances)
     return {waiting.reservation_id: timeline.add(waiting.request) for waiting in queue}

@@ -38,7 +38,7 @@ def from_user_options(options: Mapping[str, Any], catalogue: Catalogue, images: 
             reason="unknown_option",
             field=unknown[0],
         )
-    gpu_type = catalogue.find(_text(options, "gpu_type"))
+    gpu_type = catalogue.find(_needed(options, "gpu_type"))
     disk = _text(options, "disk")
     return Request(
         gpu_type=gpu_type.name,
@@ -69,6 +69,13 @@ def free_slug(wanted: str, taken: set[str]) -> str:
         if candidate not in taken:
             return candidate
         number += 1
+
+
+def _needed(options: Mapping[str, Any], key: str) -> str:
+    value = _text(options, key)
+    if not value:
+        raise Refused(f"{key} is missing.", reason="missing", field=key)
+    return value
 
 
 def _text(options: Mapping[str, Any], key: str) -> str:

@@ -5,6 +5,7 @@ What is refused leaves nothing behind. A request is stored whole. The same id fi
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from gpudev_core.settings import Limits
 from gpudev_core.store import Store
 from gpudev_core.tables import DiskRow, GpuTypeRow, ReservationEventRow, ReservationRow
 
+RESERVATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _OPEN = [status.value for status in OPEN]
 
 
@@ -49,9 +51,11 @@ def file(
     store: Store, filing: Filing, catalogue: Catalogue, limits: Limits, *, now: datetime
 ) -> ReservationRow:
     """Check against catalogue, site and quota, and put it into the queue."""
+    _check_id(filing)
     with store.write() as session:
         store.lock(session, f"user:{filing.user}")
         if filing.reservation_id:
+            store.lock(session, f"reservation:{filing.reservation_id}")
             known = session.get(ReservationRow, filing.reservation_id)
             if known is not None:
                 return _same_owner(known, filing.user)
@@ -77,6 +81,7 @@ def file(
 
 def end(session: Session, row: ReservationRow, *, now: datetime, actor: str, reason: str) -> bool:
     """Take a waiting one out of the queue, or ask for the end of a running one."""
+    session.refresh(row, with_for_update=True)  # the controller may be moving it on at this moment
     status = Status(row.status)
     if status in WAITING:
         return lifecycle.transition(
@@ -99,7 +104,8 @@ def end(session: Session, row: ReservationRow, *, now: datetime, actor: str, rea
 
 def find(session: Session, reservation_id: str, *, user: str, is_admin: bool) -> ReservationRow:
     """One's own reservation (an admin's are all). Foreign and unknown ids look the same."""
-    row = session.get(ReservationRow, reservation_id)
+    is_id = RESERVATION_ID.fullmatch(reservation_id)
+    row = session.get(ReservationRow, reservation_id) if is_id else None
     if row is None or not (is_admin or row.user_id == user):
         raise NotFound(f"Reservation {reservation_id[:64]} not found.")
     return row
@@ -144,7 +150,7 @@ def waiting_by_type(session: Session) -> dict[str, int]:
 
 def disks_of(session: Session, user: str) -> Sequence[DiskRow]:
     query = select(DiskRow).where(DiskRow.user_id == user, DiskRow.is_deleted.is_(False))
-    return session.scalars(query.order_by(DiskRow.last_used.desc(), DiskRow.disk_name)).all()
+    return session.scalars(query.order_by(DiskRow.last_used.desc().nulls_last(), DiskRow.disk_name)).all()
 
 
 def attach_disk(session: Session, row: ReservationRow, now: datetime) -> None:
@@ -152,12 +158,14 @@ def attach_disk(session: Session, row: ReservationRow, now: datetime) -> None:
     if not row.disk_name:
         return
     query = select(DiskRow).where(DiskRow.user_id == row.user_id, DiskRow.disk_name == row.disk_name)
-    disk = session.scalars(query).one_or_none()
+    disk = session.scalars(query.with_for_update()).one_or_none()
     if disk is None:
         disk = DiskRow(
             disk_id=str(uuid.uuid4()), user_id=row.user_id, disk_name=row.disk_name, created_at=now
         )
         session.add(disk)
+    if disk.is_deleted:
+        raise Conflict(f"Disk {disk.disk_name} was deleted. Restore it, or choose another one.")
     if disk.in_use and disk.reservation_id != row.reservation_id:
         raise Conflict(f"Disk {disk.disk_name} is still attached to reservation {disk.reservation_id}.")
     disk.in_use, disk.reservation_id, disk.attached_at = True, row.reservation_id, now
@@ -213,6 +221,16 @@ def _hours_within(row: ReservationRow, since: datetime) -> float:
     return max(0.0, (row.reservation_ended - max(row.launched_at, since)).total_seconds() / 3600)
 
 
+def _check_id(filing: Filing) -> None:
+    if filing.reservation_id and not RESERVATION_ID.fullmatch(filing.reservation_id):
+        raise Refused(
+            f"The id {filing.reservation_id[:64]!r} is not possible. Letters, digits and hyphens, no hyphen "
+            "first, at most 64 characters.",
+            reason="bad_id",
+            field="reservation_id",
+        )
+
+
 def _same_owner(row: ReservationRow, user: str) -> ReservationRow:
     if row.user_id != user:
         raise Conflict(f"The id {row.reservation_id} is taken. Choose another one.")
@@ -252,6 +270,12 @@ def _check_disk(session: Session, filing: Filing, mine: Sequence[ReservationRow]
             holder=holder.reservation_id,
         )
     known = [disk.disk_name for disk in disks_of(session, filing.user)]
+    if filing.request.new_disk and _is_deleted(session, filing.user, name):
+        raise Refused(
+            f"You deleted a disk {name}, and it can still be restored. Choose another name for the new one.",
+            reason="disk_deleted",
+            field="disk",
+        )
     if filing.request.new_disk and name in known:
         raise Refused(
             f"You have a disk {name} already. Choose it from the list, or choose another name.",
@@ -267,10 +291,16 @@ def _check_disk(session: Session, filing: Filing, mine: Sequence[ReservationRow]
         )
 
 
+def _is_deleted(session: Session, user: str, name: str) -> bool:
+    query = select(DiskRow).where(DiskRow.user_id == user, DiskRow.disk_name == name, DiskRow.is_deleted)
+    return session.scalars(query).first() is not None
+
+
 def _server_name(filing: Filing, mine: Sequence[ReservationRow]) -> str:
     taken = {row.server_name for row in mine}
     if filing.server_name is None:
-        return requests.free_slug(requests.slug(filing.request.name) or filing.request.gpu_type, taken)
+        wanted = requests.slug(filing.request.name) or requests.slug(filing.request.gpu_type)
+        return requests.free_slug(wanted, taken)
     if filing.server_name in taken:
         raise Conflict(f"Server {filing.server_name or 'default'} has a reservation already. End it first.")
     return filing.server_name

@@ -23,6 +23,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from gpudev_core.catalogue import BUILT_IN, Catalogue
 from gpudev_core.errors import SettingsError
@@ -174,6 +176,10 @@ class Settings(Section):
     def _known_database(cls, value: str) -> str:
         if value and not re.match(r"^(sqlite|postgresql(\+psycopg2)?)://", value):
             raise ValueError("must begin with sqlite:// or postgresql://")
+        try:
+            make_url(value or "sqlite://")
+        except (ArgumentError, ValueError):
+            raise ValueError("is not a database address; the port must be a number") from None
         return value
 
     @model_validator(mode="after")

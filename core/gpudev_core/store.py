@@ -7,6 +7,8 @@ name on PostgreSQL.
 
 from __future__ import annotations
 
+import sqlite3
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from gpudev_core.errors import PortalError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 CHANNEL = "gpudev_change"
+_SQLITE_WAIT_S = 30
 _MIGRATION_LOCK = zlib.crc32(b"gpudev-migrations")
 
 
@@ -59,7 +62,7 @@ class Store:
     def migrate(self) -> None:
         """Bring the tables to this version. Several processes may call it at once."""
         config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         try:
             with self.engine.execution_options(gpudev_write=True).begin() as connection:
                 if not self.is_sqlite:
@@ -80,12 +83,12 @@ class Store:
 
 
 def _sqlite_engine(url: URL) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": 30})
+    engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S})
 
     @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # transactions begin where we say, not where the driver thinks
-        connection.execute("PRAGMA journal_mode=WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
 
@@ -95,6 +98,19 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _use_wal(connection: Any) -> None:
+    """SQLite waits for others everywhere but where several open a new file at once and change its mode."""
+    deadline = time.monotonic() + _SQLITE_WAIT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _first_line(error: OperationalError) -> str:

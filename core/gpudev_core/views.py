@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from gpudev_core import availability, forecast, quotas, reservations
 from gpudev_core.catalogue import Catalogue
+from gpudev_core.forecast import Allowances
 from gpudev_core.models import GpuType, Holding, Node, Request, Status, Waiting
 from gpudev_core.settings import Settings
 from gpudev_core.tables import DiskRow, GpuTypeRow, ReservationEventRow, ReservationRow
@@ -87,7 +88,7 @@ def form(
     session: Session, settings: Settings, catalogue: Catalogue, user: str, now: datetime
 ) -> dict[str, Any]:
     """All that the spawn form shows: what is free, what each size would wait, what the quota leaves."""
-    types = availability.offered(session)
+    types = [row for row in availability.offered(session) if row.gpu_type in catalogue]
     open_rows = reservations.open_rows(session)
     mine = [row for row in open_rows if row.user_id == user]
     use = reservations.use_of(session, user, mine, settings.limits, now)
@@ -120,8 +121,8 @@ def gpu_type(
     now: datetime,
 ) -> dict[str, Any]:
     """One GPU type: the picture of its nodes, and for each size whether it starts now, or when."""
-    allowance = timedelta(seconds=settings.servers.start_timeout_s)
-    held = [h for h in reservations.holdings(open_rows, allowance) if h.gpu_type == kind.name]
+    preparation = Allowances.of(settings).preparation
+    held = [h for h in reservations.holdings(open_rows, preparation) if h.gpu_type == kind.name]
     queue = [w for w in reservations.waiting(open_rows) if w.request.gpu_type == kind.name]
     nodes = availability.nodes_of([row])
     cells = [{"name": node.name, "cells": _cells(node, held, user)} for node in nodes]
@@ -166,7 +167,7 @@ def _cells(node: Node, held: Iterable[Holding], user: str) -> str:
     for holding in held:
         for share in holding.placement.shares:
             if share.node == node.name:
-                for unit in share.units:
+                for unit in {*share.units} & {*range(node.units)}:
                     cells[unit] = MINE if holding.user == user else OTHERS
     return "".join(cells)
 
@@ -179,7 +180,7 @@ def _sizes(
     settings: Settings,
     now: datetime,
 ) -> list[dict[str, Any]]:
-    timeline = forecast.Timeline(kind, nodes, held, now, timedelta(seconds=settings.queue.cleanup_s))
+    timeline = forecast.Timeline(kind, nodes, held, now, Allowances.of(settings))
     for request in queue:
         timeline.add(request.request)
     sizes = []

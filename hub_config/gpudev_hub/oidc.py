@@ -46,4 +46,5 @@ def endpoints(issuer: str, remembered: Path) -> dict[str, str]:
 
 
 def _domain(email: Any) -> str:
-    return str(email or "").lower().rpartition("@")[2]
+    name, _, domain = str(email or "").lower().rpartition("@")
+    return domain if name else ""

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from gpudev_core import forecast, reservations
 from gpudev_core.catalogue import Catalogue
-from gpudev_core.forecast import Forecast
+from gpudev_core.forecast import Allowances, Forecast
 from gpudev_core.models import Node, Status
 from gpudev_core.settings import Settings
 from gpudev_core.tables import ReservationRow
@@ -159,18 +159,22 @@ def _about_missing(row: ReservationRow, world: World) -> Step | None:
 def _about_waiting(
     rows: Sequence[ReservationRow], world: World, catalogue: Catalogue, settings: Settings
 ) -> Iterable[Step]:
-    allowance = timedelta(seconds=settings.servers.start_timeout_s)
-    cleanup = timedelta(seconds=settings.queue.cleanup_s)
-    held = reservations.holdings(rows, allowance)
+    allowances = Allowances.of(settings)
+    held = reservations.holdings(rows, allowances.preparation)
     waiting = [row for row in rows if Status(row.status).is_waiting]
     for name in sorted({row.gpu_type for row in waiting}):
         queue = [row for row in waiting if row.gpu_type == name]
+        if name not in catalogue:
+            yield from (
+                WantEnd(r.reservation_id, Status.FAILED, f"{name} is not offered any more") for r in queue
+            )
+            continue
         stale = {row.reservation_id: why for row in queue if (why := _stale(row, world.now, settings))}
         for reservation_id, why in stale.items():
             yield WantEnd(reservation_id, Status.FAILED, why)
         fresh = [row for row in queue if row.reservation_id not in stale]
         found = forecast.plan(
-            catalogue[name], world.nodes, held, reservations.waiting(fresh), world.now, cleanup
+            catalogue[name], world.nodes, held, reservations.waiting(fresh), world.now, allowances
         )
         for row in fresh:
             what = found[row.reservation_id]

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from gpudev_core import availability, lifecycle, reservations, views
 from gpudev_core.errors import Conflict
+from gpudev_core.forecast import Allowances
 from gpudev_core.models import Node, Status
 from gpudev_core.portal import Portal
 from gpudev_core.tables import ReservationRow
@@ -73,7 +74,7 @@ class Controller:
         for step in steps:
             self._call(step, rows)
         self._box.sweep({row.reservation_id for row in rows})
-        held = reservations.holdings(rows, self._allowance)
+        held = reservations.holdings(rows, Allowances.of(self._portal.settings).preparation)
         availability.save(
             self._portal.store, self._portal.catalogue, world.nodes, held, now=now, by="gpu-dev-controller"
         )
@@ -133,10 +134,6 @@ class Controller:
 
     def _plan(self, rows: Sequence[ReservationRow], world: World) -> list[Step]:
         return plan(rows, world, self._portal.catalogue, self._portal.settings)
-
-    @property
-    def _allowance(self) -> timedelta:
-        return timedelta(seconds=self._portal.settings.servers.start_timeout_s)
 
     # Write --------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from jupyterhub.log import log_request
 from jupyterhub.services.auth import HubOAuthCallbackHandler
 from jupyterhub.utils import url_path_join
 from tornado import web
@@ -50,6 +51,7 @@ def make_app(portal: Portal, prefix: str, hub_prefix: str) -> web.Application:
         handlers,
         cookie_secret=cookie_secret(portal.settings.state_dir / "web-cookie-secret"),
         xsrf_cookies=True,
+        log_function=log_request,  # the hub's own, which hides tokens
     )
 
 

@@ -1,0 +1,190 @@
+"""A real portal for tests: hub, proxy, web service and controller as processes, and people who use it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from gpudev_core import sessions
+from gpudev_core.sessions import Sessions
+from gpudev_core.store import Store
+from gpudev_hub import up
+
+WAIT_S = 60.0
+"""Far more than anything here takes: a limit for what never comes, not an expectation."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = WAIT_S) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"did not happen within {seconds:g} s: {what}")
+
+
+class RunningPortal:
+    """One state folder and one port; the hub can be killed and started again."""
+
+    def __init__(self, state: Path, **settings: str) -> None:
+        self.state = state
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.hub: subprocess.Popen[bytes] | None = None
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUDEV_")}
+        self.environ = {
+            **kept,
+            "GPUDEV_STATE": str(state),
+            "GPUDEV_ADDRESS__PORT": str(self.port),
+            "GPUDEV_GPUS__SOURCE": "simulated",
+            **{f"GPUDEV_{name.upper()}": value for name, value in settings.items()},
+        }
+
+    @property
+    def store(self) -> Store:
+        return Store(f"sqlite:///{self.state / 'portal.sqlite'}")
+
+    @property
+    def log(self) -> Path:
+        return self.state / "logs" / "hub.log"
+
+    def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "ab") as log:
+            command = [sys.executable, "-m", "jupyterhub", "-f", str(up.CONFIG)]
+            self.hub = subprocess.Popen(
+                command, cwd=self.state, env=self.environ, stdout=log, stderr=log, start_new_session=True
+            )
+        wait_until(self.is_well, f"the portal is well; see {self.log}")
+
+    def is_well(self) -> bool:
+        assert self.hub is not None
+        if self.hub.poll() is not None:
+            raise AssertionError(f"the hub ended: {self.log.read_text()[-3000:]}")
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            return bool(httpx.get(f"{self.url}/services/gpu-dev/health").json()["status"] == "healthy")
+        return False
+
+    def kill(self) -> None:
+        """As a crash does it: no clean-up of any kind."""
+        assert self.hub is not None
+        children = psutil.Process(self.hub.pid).children()
+        services = [child for child in children if "gpudev_services" in " ".join(child.cmdline())]
+        self.hub.send_signal(signal.SIGKILL)
+        self.hub.wait()
+        _, left = psutil.wait_procs(services, timeout=WAIT_S)
+        assert not left, "the services did not end with their hub"
+
+    def stop(self) -> None:
+        if self.hub is not None and self.hub.poll() is None:
+            self.hub.terminate()
+            self.hub.wait(WAIT_S)
+        for record in self.sessions.all():
+            sessions.end(record, grace_s=5)
+
+    @property
+    def sessions(self) -> Sessions:
+        return Sessions(self.state / "sessions")
+
+    def login(self, name: str) -> Person:
+        return Person(self, name)
+
+
+@contextlib.contextmanager
+def running_portal(state: Path, **settings: str) -> Iterator[RunningPortal]:
+    portal = RunningPortal(state, **settings)
+    try:
+        portal.start()
+        yield portal
+    finally:
+        portal.stop()
+
+
+class Person:
+    """Somebody with a browser: cookies, redirects, forms."""
+
+    def __init__(self, portal: RunningPortal, name: str) -> None:
+        self.portal = portal
+        self.name = name
+        self.web = httpx.Client(base_url=portal.url, follow_redirects=True, timeout=WAIT_S)
+        password = (portal.state / ("admin-password" if name == "admin" else "password")).read_text().strip()
+        page = self.web.get("/hub/login")
+        token = re.search(r'name="_xsrf" value="([^"]+)"', page.text)
+        assert token, page.text[:500]
+        form = {"username": name, "password": password, "_xsrf": token[1]}
+        answer = self.web.post("/hub/login?next=/hub/home", data=form)
+        assert answer.status_code == 200 and answer.url.path == "/hub/home", (answer.url, answer.text[:500])
+
+    def submit(self, path: str = "/hub/spawn", **fields: str) -> httpx.Response:
+        """Fill in the form and press the button."""
+        page = self.web.get(path)
+        assert page.status_code == 200, page.text[:1000]
+        action = re.search(r'<form[^>]*id="spawn_form"[^>]*>', page.text)
+        assert action, "the page has no form"
+        url = re.search(r'action="([^"]+)"', action[0])
+        assert url
+        return self.web.post(url[1].replace("&amp;", "&"), data=fields)
+
+    def reserve(self, gpu_type: str = "t4", gpu_count: int = 1, hours: float = 1, **fields: str) -> str:
+        """The id of a new reservation."""
+        answer = self.submit(gpu_type=gpu_type, gpu_count=str(gpu_count), hours=str(hours), **fields)
+        found = re.search(r"/services/gpu-dev/reservations/([0-9a-f-]+)$", answer.url.path)
+        assert found, (answer.status_code, re.findall(r'role="alert".*?</div>', answer.text, re.S))
+        return found[1]
+
+    def state(self, reservation_id: str) -> dict[str, Any]:
+        answer = self.web.get(f"/services/gpu-dev/reservations/{reservation_id}/state")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def reservation(self, reservation_id: str) -> dict[str, Any]:
+        return self.state(reservation_id)["reservation"]
+
+    def wait_for(self, reservation_id: str, status: str) -> dict[str, Any]:
+        def arrived() -> dict[str, Any] | None:
+            found = self.reservation(reservation_id)
+            if found["status"] in ("failed", "cancelled", "expired") and status != found["status"]:
+                raise AssertionError(f"{found['status']}: {self.state(reservation_id)}")
+            return found if found["status"] == status else None
+
+        return dict(wait_until(arrived, f"{reservation_id} is {status}"))
+
+    def end(self, reservation_id: str) -> httpx.Response:
+        page = self.web.get(
+            f"/services/gpu-dev/reservations/{reservation_id}", headers={"Accept": "text/html"}
+        )
+        token = re.search(r'name="_xsrf" value="([^"]+)"', page.text)
+        assert token, page.text[:500]
+        path = f"/services/gpu-dev/reservations/{reservation_id}/end"
+        return self.web.post(path, data={"_xsrf": token[1]}, headers={"Accept": "text/html"})
+
+    def token(self) -> str:
+        """A token as the token page makes them."""
+        answer = self.hub_api("POST", f"users/{self.name}/tokens", json={"note": "test"})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["token"])
+
+    def hub_api(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        """The hub's API as its own pages use it, with cookie and XSRF token."""
+        xsrf = next((c.value for c in self.web.cookies.jar if c.name == "_xsrf" and c.path == "/hub/"), "")
+        headers = {"Referer": f"{self.portal.url}/hub/home"}
+        params: Mapping[str, str] = {"_xsrf": xsrf or ""}
+        return self.web.request(method, f"/hub/api/{path}", params=params, headers=headers, **kwargs)
