@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -16,6 +18,8 @@ from typing import Any
 
 import httpx
 import psutil
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import websocket_connect
 
 from gpudev_core import sessions
 from gpudev_core.sessions import Sessions
@@ -67,7 +71,7 @@ class RunningPortal:
         return self.state / "logs" / "hub.log"
 
     def start(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self.log, "ab") as log:
             command = [sys.executable, "-m", "jupyterhub", "-f", str(up.CONFIG)]
             self.hub = subprocess.Popen(
@@ -176,6 +180,17 @@ class Person:
         path = f"/services/gpu-dev/reservations/{reservation_id}/end"
         return self.web.post(path, data={"_xsrf": token[1]}, headers={"Accept": "text/html"})
 
+    def run(self, lab_url: str, code: str) -> str:
+        """What a cell prints, in a kernel of the server."""
+        server = lab_url.removesuffix("lab")
+        self.web.get(lab_url)  # logs in to the server
+        xsrf = next(c.value for c in self.web.cookies.jar if c.name == "_xsrf" and c.path == server)
+        kernel = self.web.post(server + "api/kernels", params={"_xsrf": xsrf or ""}, json={})
+        assert kernel.status_code == 201, kernel.text
+        url = f"{self.portal.url.replace('http', 'ws', 1)}{server}api/kernels/{kernel.json()['id']}/channels"
+        cookies = "; ".join(f"{c.name}={c.value}" for c in self.web.cookies.jar if server.startswith(c.path))
+        return asyncio.run(_execute(HTTPRequest(url, headers={"Cookie": cookies}), code))
+
     def token(self) -> str:
         """A token as the token page makes them."""
         answer = self.hub_api("POST", f"users/{self.name}/tokens", json={"note": "test"})
@@ -188,3 +203,30 @@ class Person:
         headers = {"Referer": f"{self.portal.url}/hub/home"}
         params: Mapping[str, str] = {"_xsrf": xsrf or ""}
         return self.web.request(method, f"/hub/api/{path}", params=params, headers=headers, **kwargs)
+
+
+async def _execute(request: HTTPRequest, code: str) -> str:
+    """Run one cell over the kernel's websocket, as JupyterLab does."""
+    content = {"code": code, "silent": False, "store_history": False, "allow_stdin": False}
+    header = {
+        "msg_id": "cell",
+        "msg_type": "execute_request",
+        "session": "test",
+        "username": "",
+        "version": "5.3",
+    }
+    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+    socket = await websocket_connect(request)
+    await socket.write_message(json.dumps(message))
+    printed = ""
+    while True:
+        answer = json.loads(str(await asyncio.wait_for(socket.read_message(), WAIT_S)))
+        if answer["parent_header"].get("msg_id") != "cell":
+            continue
+        if answer["msg_type"] == "stream":
+            printed += answer["content"]["text"]
+        if answer["msg_type"] == "error":
+            raise AssertionError(answer["content"])
+        if answer["msg_type"] == "status" and answer["content"]["execution_state"] == "idle":
+            socket.close()
+            return printed

@@ -17,6 +17,7 @@ from gpudev_spawner.local import GpuLocalSpawner
 
 c = get_config()  # noqa: F821 - given by traitlets
 
+os.umask(0o077)  # databases and logs are the portal's own; servers get the usual mask back
 portal = this_portal()
 settings = portal.settings
 state, address = settings.state_dir, settings.address

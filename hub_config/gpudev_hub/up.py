@@ -33,6 +33,7 @@ _MOST_RESTARTS = 5
 
 def run(settings: Settings, environ: dict[str, str], say: Callable[[str], None]) -> int:
     """Run the portal until it is told to end. The exit code is 0 when that was on purpose."""
+    os.umask(0o077)
     check_state_folder(settings.state_dir)
     with only_one(settings) as lock:
         check_port(settings)

@@ -30,6 +30,7 @@ from gpudev_spawner.resources import hints, share_of
 _BIN = Path(__file__).parent / "bin"
 _STOP_LEFTOVERS_S = 2.0
 _LOOK_EVERY_S = 0.05
+_USUAL_MASK = 0o022
 
 
 class GpuLocalSpawner(ReservationMixin, SimpleLocalProcessSpawner):
@@ -114,6 +115,7 @@ class GpuLocalSpawner(ReservationMixin, SimpleLocalProcessSpawner):
         home = self.home_dir
 
         def preexec() -> None:
+            os.umask(_USUAL_MASK)
             if become is not None:
                 become()
             os.chdir(home)

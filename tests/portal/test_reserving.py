@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,6 +21,16 @@ def test_a_request_that_fits_becomes_a_jupyterlab_that_answers(person: Person) -
     started, ends = (datetime.fromisoformat(active[key]) for key in ("launched_at", "expires_at"))
     assert ends - started == timedelta(hours=2)
     assert [e["event"] for e in person.state(reservation_id)["events"]] == ["filed", "preparing", "active"]
+
+
+def test_a_cell_runs_and_knows_its_share(person: Person) -> None:
+    active = person.wait_for(person.reserve("t4", 1, name="cell", disk=""), "active")
+    code = (
+        "import os; print(6 * 7, os.environ['CUDA_VISIBLE_DEVICES'] or 'none', os.environ['OMP_NUM_THREADS'])"
+    )
+    answer, devices, threads = person.run(active["lab_url"], code).split()
+    assert (answer, devices) == ("42", "none"), "a simulated GPU is none that a program could use"
+    assert int(threads) == max(1, min(48, os.cpu_count() or 1) // 4)
 
 
 def test_ending_it_stops_the_server_and_gives_the_gpus_back(portal: RunningPortal, person: Person) -> None:

@@ -98,7 +98,7 @@ def nvidia_smi(tmp_path: Path) -> Path:
     """A machine's nvidia-smi that says how it was called."""
     real = tmp_path / "real"
     real.mkdir()
-    (real / "nvidia-smi").write_text('#!/bin/sh\necho "called: $*"\n')
+    (real / "nvidia-smi").write_text('#!/bin/sh\necho "called: $*"\necho GPU-1\necho GPU-2\necho GPU-3\n')
     (real / "nvidia-smi").chmod(0o755)
     return real
 
@@ -110,9 +110,20 @@ def smi(real: Path, visible: str, *arguments: str) -> subprocess.CompletedProces
 
 
 def test_nvidia_smi_shows_the_reservations_own_gpus(nvidia_smi: Path) -> None:
-    assert smi(nvidia_smi, "GPU-1,GPU-2", "-L").stdout == "called: -i GPU-1,GPU-2 -L\n"
-    assert smi(nvidia_smi, "GPU-1", "-i", "7").stdout == "called: -i 7\n"
+    assert smi(nvidia_smi, "GPU-1,GPU-3").stdout.startswith("called: -i GPU-1,GPU-3\n")
+    assert smi(nvidia_smi, "GPU-1", "-q").stdout.startswith("called: -i GPU-1 -q\n")
+    assert smi(nvidia_smi, "GPU-1,GPU-3", "-L").stdout == "GPU-1\nGPU-3\n"
     none = smi(nvidia_smi, "")
     assert none.returncode != 0 and "no GPU" in none.stdout
-    missing = smi(nvidia_smi.parent / "nowhere", "GPU-1")
+
+
+@pytest.mark.parametrize("arguments", [("-i", "7"), ("topo", "-m"), ("-h",)])
+def test_nvidia_smi_passes_on_what_names_its_own_gpus_or_none(
+    nvidia_smi: Path, arguments: tuple[str, ...]
+) -> None:
+    assert smi(nvidia_smi, "GPU-1", *arguments).stdout.startswith(f"called: {' '.join(arguments)}\n")
+
+
+def test_nvidia_smi_of_a_machine_without_one(tmp_path: Path) -> None:
+    missing = smi(tmp_path, "GPU-1")
     assert missing.returncode == 127 and "not found" in missing.stderr

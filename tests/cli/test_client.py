@@ -1,0 +1,87 @@
+"""The small command, against answers of every kind; ``tests/portal`` runs it against a real portal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gpudev_cli import config, tables
+from gpudev_cli.client import Client, NoAnswer, NotLoggedIn, Rejected
+
+NOW = datetime(2026, 11, 15, 12, 50, tzinfo=UTC).astimezone()
+H100 = {
+    "gpu_type": "h100", "total": 24, "available": 4, "in_use": 20, "queued": 8,
+    "max_reservable": 4, "max_per_node": 8, "stale": False, "as_of": "2026-11-15T12:49:00Z", "newer": 1,
+}  # fmt: skip
+
+
+def client(answer: Callable[[httpx.Request], httpx.Response]) -> Client:
+    return Client("http://portal/services/gpu-dev/", "secret", transport=httpx.MockTransport(answer))
+
+
+def test_answers_are_typed_and_what_is_unknown_is_left_aside() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["Authorization"] == "Bearer secret" and "secret" not in str(request.url)
+        return httpx.Response(200, json={"availability": {"h100": H100}})
+
+    assert client(answer).availability()[0].available == 4
+
+
+@pytest.mark.parametrize(
+    ("response", "error"),
+    [
+        (httpx.Response(401, json={"detail": "x"}), NotLoggedIn),
+        (httpx.Response(403, json={"detail": "x"}), NotLoggedIn),
+        (httpx.Response(404, json={"detail": "Job not found"}), Rejected),
+        (httpx.Response(500, json={"detail": "x"}), NoAnswer),
+        (httpx.Response(502, text="<html>"), NoAnswer),
+        (httpx.Response(200, text="<html>"), NoAnswer),
+        (httpx.Response(200, json=[]), NoAnswer),
+    ],
+)
+def test_every_bad_answer_is_an_error_without_the_token(response: httpx.Response, error: type) -> None:
+    with pytest.raises(error) as caught:
+        client(lambda _: response).availability()
+    assert "secret" not in str(caught.value)
+
+
+def test_an_address_that_does_not_answer() -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(NoAnswer, match="http://portal/services/gpu-dev cannot be reached"):
+        client(answer).availability()
+
+
+def test_the_table_of_what_is_free() -> None:
+    found = client(lambda _: httpx.Response(200, json={"availability": {"h100": H100}})).availability()
+    lines = tables.availability(found, NOW).splitlines()
+    assert lines[0].split() == ["TYPE", "FREE", "STARTS", "NOW", "WAITING"]
+    assert lines[1].split() == ["h100", "4", "of", "24", "up", "to", "4", "8"]
+    assert lines[2].startswith("As of")
+
+
+def test_stale_figures_are_called_so() -> None:
+    old = {**H100, "stale": True, "as_of": "2026-11-15T12:38:00Z"}
+    found = client(lambda _: httpx.Response(200, json={"availability": {"h100": old}})).availability()
+    assert "12 minutes ago" in tables.availability(found, NOW)
+
+
+def test_the_token_is_kept_where_only_its_owner_can_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for name in ("GPU_DEV_API_URL", "GPU_DEV_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    config.save("http://portal/services/gpu-dev", "secret")
+    assert (config.url(), config.token()) == ("http://portal/services/gpu-dev", "secret")
+    assert config.credentials_file().stat().st_mode & 0o077 == 0
+    assert set(json.loads(config.credentials_file().read_text())) == {"api_key", "expires_at"}
+    monkeypatch.setenv("GPU_DEV_API_URL", "http://other")
+    assert config.url() == "http://other"
