@@ -28,7 +28,7 @@ def check(request: Request, gpu_type: GpuType, limits: Limits, use: Use) -> None
     _check_hours(request, limits)
     _check_reservations(limits, use)
     _check_gpus(request, gpu_type, limits, use)
-    _check_gpu_hours(request, limits, use)
+    _check_gpu_hours(request, gpu_type, limits, use)
     _check_disks(request, limits, use)
 
 
@@ -83,14 +83,14 @@ def _check_gpus(request: Request, gpu_type: GpuType, limits: Limits, use: Use) -
     )
 
 
-def _check_gpu_hours(request: Request, limits: Limits, use: Use) -> None:
+def _check_gpu_hours(request: Request, gpu_type: GpuType, limits: Limits, use: Use) -> None:
     room = max(0.0, limits.gpu_hours - use.gpu_hours)
     if request.gpu_hours <= room + 1e-9:
         return
     fits = math.floor(room / request.gpu_count * 2) / 2
     hint = f" {fits:g} h would fit." if fits > 0 else ""
     raise Refused(
-        f"{request.gpu_count} × {request.gpu_type} for {request.hours:g} h needs {request.gpu_hours:g} "
+        f"{_what(request, gpu_type)} for {request.hours:g} h come to {request.gpu_hours:g} "
         f"GPU-hours. You have {room:g} of {limits.gpu_hours:g} left, counted over the last "
         f"{limits.window_days:g} days.{hint}",
         reason="too_many_gpu_hours",
@@ -106,6 +106,13 @@ def _check_disks(request: Request, limits: Limits, use: Use) -> None:
             reason="too_many_disks",
             field="disk",
         )
+
+
+def _what(request: Request, gpu_type: GpuType) -> str:
+    nodes, rest = divmod(request.gpu_count, gpu_type.gpus_per_node)
+    if nodes > 1 and not rest:
+        return f"{nodes} nodes of {gpu_type.gpus_per_node} × {gpu_type.name}"
+    return f"{request.gpu_count} × {gpu_type.name}"
 
 
 def _by(names: Sequence[str]) -> str:

@@ -139,6 +139,7 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         restarts = 0
+        self._say("Starting the portal ...")
         try:
             while True:
                 self._hub = self._start_hub()
@@ -200,9 +201,13 @@ class Supervisor:
                 self._hub.kill()
                 self._hub.wait()
         kept = Sessions(self._settings.state_dir / "sessions")
+        running = [record for record in kept.all() if sessions.is_alive(record)]
+        if running:
+            self._say(f"Ending {len(running)} running server{'s' if len(running) > 1 else ''} ...")
         for record in kept.all():
             if sessions.end(record, grace_s=10):
                 kept.forget(record.reservation_id)
+        self._say("The portal has ended.")
 
     def _why_it_ended(self, code: int) -> str:
         tail = self._log.read_text(errors="replace").splitlines()[-15:]

@@ -91,7 +91,7 @@
     const fits = Math.floor(room / count * 2) / 2;
     const hint = fits > 0 ? ` ${plain(fits)} h would fit.` : "";
     return {
-      text: `${count} × ${type.gpu_type} for ${plain(hours)} h needs ${plain(count * hours)} GPU-hours. You have ${plain(room)} of ${plain(limit)} left, counted over the last ${plain(days)} days.${hint}`,
+      text: `${gpus(type.gpu_type, count, type.is_cpu ? 0 : type.per_node)} for ${plain(hours)} h come to ${plain(count * hours)} GPU-hours. You have ${plain(room)} of ${plain(limit)} left, counted over the last ${plain(days)} days.${hint}`,
       fits: fits > 0 ? fits : undefined, quota: true,
     };
   }
