@@ -1,20 +1,22 @@
 # make up      the whole portal on this machine        make test     every test
 # make lint    what CI checks before the tests         make help     the rest
-PORT ?= 8000
-STATE ?= .portal
 BIN := .venv/bin
-PACKAGES := core spawner services hub_config cli bench tests
+PACKAGES := core spawner services hub_config cli bench docs tests
 
-.PHONY: up test lint fmt clean requirements help bench-start bench-proxy
+.PHONY: up test test-gpu lint fmt clean requirements help bench-start bench-proxy
 
 up: ## Start the portal: PORT= (default 8000), STATE= (default .portal, all that it keeps)
 	@requirements/install.sh portal
-	@exec $(BIN)/gpu-dev-portal up --port "$(PORT)" --state "$(STATE)"
+	@exec $(BIN)/gpu-dev-portal up $(if $(PORT),--port "$(PORT)") $(if $(STATE),--state "$(STATE)")
 
 test: ## Run every test; ARGS= is passed to pytest
 	@requirements/install.sh dev
 	@tests/install-browser.sh
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-gpu: ## The tests that need an NVIDIA GPU, on a machine that has one
+	@requirements/install.sh dev
+	@$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 lint: ## Style, mistakes, types
 	@requirements/install.sh dev

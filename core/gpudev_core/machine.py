@@ -55,7 +55,7 @@ def observe(machine: Machine, is_ours: Callable[[int], bool], nvml: Any = None) 
     with _nvml(nvml) as lib:
         if lib is None:
             return tuple(replace(node, ready=False) if node.device_ids else node for node in machine.nodes)
-        return tuple(replace(node, foreign=_foreign(lib, node, is_ours)) for node in machine.nodes)
+        return tuple(_as_it_is(lib, node, is_ours) for node in machine.nodes)
 
 
 def type_name(product: str) -> str:
@@ -119,6 +119,14 @@ def _machine_of(found: dict[str, list[tuple[str, int]]]) -> Machine:
     types.append(GpuType(CPU_TYPE, host, 0, cpus=cpus, memory_gb=memory_gb, description="No GPU"))
     nodes.append(Node(f"{host}-cpu", CPU_TYPE, CPU_SLOTS_PER_NODE))
     return Machine(simulated=False, nodes=tuple(nodes), types=tuple(types))
+
+
+def _as_it_is(lib: Any, node: Node, is_ours: Callable[[int], bool]) -> Node:
+    """A GPU that no longer answers takes its node out; what runs there is left alone."""
+    try:
+        return replace(node, foreign=_foreign(lib, node, is_ours))
+    except lib.NVMLError:
+        return replace(node, ready=False)
 
 
 def _foreign(lib: Any, node: Node, is_ours: Callable[[int], bool]) -> frozenset[int]:

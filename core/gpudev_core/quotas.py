@@ -44,7 +44,6 @@ def left(limits: Limits, use: Use) -> dict[str, Any]:
         "reservations": {"limit": limits.reservations, "used": use.reservations},
         "disks": {"limit": limits.disks, "used": use.disks},
         "hours": limits.hours,
-        "total_hours": limits.total_hours,
     }
 
 

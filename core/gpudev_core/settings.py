@@ -83,6 +83,8 @@ class Servers(Section):
     run_as: Literal["hub-user", "system-users"] = "hub-user"
     start_timeout_s: int = Field(120, ge=5, le=3600)
     stop_grace_s: int = Field(30, ge=1, le=3600)
+    lowest_uid: int = Field(1000, ge=1)
+    """With ``system-users``: accounts below it belong to the system and get no server."""
     admission_wait_s: float = Field(5.0, ge=0, le=60)
     """How long a start through REST waits for GPUs before it answers "queued"."""
 
@@ -124,16 +126,9 @@ class Limits(Section):
     gpus: int = Field(32, ge=0)
     reservations: int = Field(5, ge=1)
     hours: float = Field(24, gt=0, le=24 * 365)
-    total_hours: float = Field(48, gt=0, le=24 * 365)
     gpu_hours: float = Field(300, ge=0)
     window_days: float = Field(7, gt=0, le=366)
     disks: int = Field(5, ge=0)
-
-    @model_validator(mode="after")
-    def _total_not_below(self) -> Limits:
-        if self.total_hours < self.hours:
-            raise ValueError(f"total_hours {self.total_hours:g} is below hours {self.hours:g}")
-        return self
 
 
 class Queue(Section):
@@ -142,11 +137,6 @@ class Queue(Section):
     queued_hours: float = Field(48, gt=0)
     cleanup_s: int = Field(30, ge=0)
     """Planned between the end of one reservation and the start of the next."""
-
-
-class Privacy(Section):
-    show_holders: bool = False
-    """Show people who holds which GPU."""
 
 
 class Settings(Section):
@@ -160,7 +150,6 @@ class Settings(Section):
     gpus: Gpus = Gpus()
     limits: Limits = Limits()
     queue: Queue = Queue()
-    privacy: Privacy = Privacy()
     images: tuple[str, ...] = ("local",)
     catalogue: Mapping[TypeName, TypeEntry] = Field(default_factory=dict)
 
@@ -278,7 +267,7 @@ def _message(error: ValidationError, source: str, origin: Mapping[tuple[str, ...
     key = " ".join(".".join(keys).split())
     if is_unknown:
         return f"{where}: unknown key {key!r}.{_did_you_mean(keys)}"
-    text = first["msg"].removeprefix("Value error, ")
+    text = first["msg"].removeprefix("Value error, ").replace("tuple", "list")
     if first["type"] == "missing":
         return f"{where}: {key} is missing."
     if isinstance(first["input"], dict | Settings | Section) or not key:

@@ -12,6 +12,7 @@ import click
 from gpudev_core import __version__
 from gpudev_core.errors import PortalError
 from gpudev_core.settings import CONFIG_ENV, Settings, load
+from gpudev_hub import checks
 from gpudev_hub import up as portal_up
 
 GROUP = "gpudev.portal"
@@ -76,6 +77,7 @@ def check(config: Path | None) -> None:
     """Check the settings and say what they come to."""
     try:
         settings = load(_existing(config), os.environ)
+        checks.check_settings(settings)
     except PortalError as error:
         raise _failure(error) from None
     click.echo(f"The settings are good: {_summary(settings)}")
@@ -84,6 +86,8 @@ def check(config: Path | None) -> None:
 def _existing(config: Path | None) -> Path | None:
     if config is not None:
         return config
+    if named := os.environ.get(CONFIG_ENV):
+        return Path(named)
     return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
 
 
@@ -94,6 +98,6 @@ def _failure(error: PortalError) -> click.ClickException:
 def _summary(settings: Settings) -> str:
     nodes = ", ".join(f"{entry.nodes} x {entry.gpu_type}" for entry in settings.gpus.simulated)
     return (
-        f"{settings.mode} mode at {portal_up.public_url(settings)}, login by {settings.login.kind}, "
+        f"{settings.mode} mode at {checks.public_url(settings)}, login by {settings.login.kind}, "
         f"GPUs: {settings.gpus.source} (simulated: {nodes}), state in {settings.state_dir}."
     )

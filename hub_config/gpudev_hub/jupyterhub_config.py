@@ -24,9 +24,13 @@ state, address = settings.state_dir, settings.address
 prefix = f"{address.base_url}services/gpu-dev/"
 
 # Where it listens and what it keeps.
-c.JupyterHub.bind_url = f"http://{address.host}:{address.port}{address.base_url}"
+c.JupyterHub.bind_url = f"http://{ports.in_url(address.host)}:{address.port}{address.base_url}"
 if address.url:
-    c.JupyterHub.public_url = str(address.url)
+    public_url = str(address.url).rstrip("/") + "/"
+    c.JupyterHub.public_url = public_url
+    c.OAuthenticator.oauth_callback_url = public_url + "hub/oauth_callback"
+    if address.url.scheme == "https":
+        c.JupyterHub.tornado_settings = {"cookie_options": {"secure": True}}
 c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{ports.kept(state / 'hub-port')}"
 c.JupyterHub.db_url = f"sqlite:///{state / 'hub.sqlite'}"
 c.JupyterHub.cookie_secret_file = str(state / "cookie-secret")

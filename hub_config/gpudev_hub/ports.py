@@ -22,10 +22,16 @@ def kept(path: Path) -> int:
 
 
 def is_taken(host: str, port: int) -> bool:
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError:
             return True
     return False
+
+
+def in_url(host: str) -> str:
+    """An IPv6 address stands in brackets there."""
+    return f"[{host}]" if ":" in host else host

@@ -6,109 +6,45 @@ A hub that ends by itself is started again; servers go on meanwhile. Ctrl+C ends
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
 import httpx
 
 from gpudev_core import sessions
-from gpudev_core.errors import SettingsError
-from gpudev_core.sessions import Sessions
+from gpudev_core.sessions import SessionRecord, Sessions
 from gpudev_core.settings import Settings
-from gpudev_hub import login, ports
+from gpudev_hub import checks, login
 
 CONFIG = Path(__file__).parent / "jupyterhub_config.py"
 STARTS_WITHIN_S = 60
-_NEEDED_MB = 100
 _MOST_RESTARTS = 5
+_RESTARTS_WITHIN_S = 600
 
 
 def run(settings: Settings, environ: dict[str, str], say: Callable[[str], None]) -> int:
     """Run the portal until it is told to end. The exit code is 0 when that was on purpose."""
     os.umask(0o077)
-    check_state_folder(settings.state_dir)
-    with only_one(settings) as lock:
-        check_port(settings)
+    checks.check_state_folder(settings.state_dir)
+    with checks.only_one(settings) as lock:
+        checks.check_port(settings)
         first = not (settings.state_dir / login.USER_PASSWORD_FILE).exists()
+        checks.check_settings(settings)
+        checks.check_login(settings)
+        for warning in checks.warnings(settings):
+            say(warning)
         return Supervisor(settings, environ, say, lock).run(lambda: say(welcome(settings, first)))
 
 
-def check_state_folder(state: Path) -> None:
-    """It can be made, written to, and has some room."""
-    probe = state / ".probe"
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe.write_bytes(b"\0" * 65536)
-        probe.unlink()
-    except OSError as error:
-        raise SettingsError(_folder_trouble(state, error)) from None
-    room = os.statvfs(state)
-    free_mb = room.f_bavail * room.f_frsize >> 20
-    if free_mb < _NEEDED_MB:
-        raise SettingsError(
-            f"The disk of {state} is nearly full: {free_mb} MB free, {_NEEDED_MB} MB needed. "
-            "Make room, or choose another folder: make up STATE=..."
-        )
-
-
-def _folder_trouble(state: Path, error: OSError) -> str:
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        what = "cannot be written to"
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = "is on a disk that is full"
-    else:
-        what = f"cannot be used: {error.strerror}"
-    return f"The state folder {state} {what}. Choose another one: make up STATE=..."
-
-
-@contextlib.contextmanager
-def only_one(settings: Settings) -> Iterator[int]:
-    """One portal for one state folder. The hub inherits the lock, so it lasts as long as either runs."""
-    path = settings.state_dir / "lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            held_by = os.read(descriptor, 200).decode().strip() or "another process"
-            raise SettingsError(
-                f"A portal runs already from {settings.state_dir}: {held_by}. "
-                "End it there with Ctrl+C, or choose another folder and port: make up STATE=... PORT=..."
-            ) from None
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()}, {public_url(settings)}\n".encode(), 0)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def check_port(settings: Settings) -> None:
-    host, port = settings.address.host, settings.address.port
-    if ports.is_taken(host, port):
-        raise SettingsError(
-            f"Port {port} on {host} is taken by another program, or may not be used. "
-            f"Choose another one: make up PORT={port + 1 if port < 65535 else 8001}"
-        )
-
-
-def public_url(settings: Settings) -> str:
-    address = settings.address
-    if address.url:
-        return str(address.url)
-    host = "localhost" if address.host in ("127.0.0.1", "0.0.0.0", "::", "") else address.host
-    return f"http://{host}:{address.port}{address.base_url}"
-
-
 def welcome(settings: Settings, first: bool) -> str:
-    lines = ["", f"The portal answers at {public_url(settings)}"]
+    lines = ["", f"The portal answers at {checks.public_url(settings)}"]
     if settings.login.kind == "password":
         path = settings.state_dir / login.USER_PASSWORD_FILE
         if first:
@@ -138,19 +74,24 @@ class Supervisor:
     def run(self, ready: Callable[[], None]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        restarts = 0
         self._say("Starting the portal ...")
+        restarts: list[float] = []
         try:
             while True:
                 self._hub = self._start_hub()
                 answered = self._wait_until_it_answers()
-                if answered and restarts == 0:
+                if answered and not restarts:
                     ready()
+                elif not answered and self._hub.poll() is None and not self._ending:
+                    self._say(f"Not well after {STARTS_WITHIN_S} s; still trying. See {self._log}")
                 code = self._hub.wait()
                 if self._ending:
                     return 0
-                restarts += 1
-                if not answered or restarts > _MOST_RESTARTS:
+                restarts = [
+                    *(at for at in restarts if time.monotonic() - at < _RESTARTS_WITHIN_S),
+                    time.monotonic(),
+                ]
+                if not answered or len(restarts) > _MOST_RESTARTS:
                     self._say(self._why_it_ended(code))
                     return 1
                 self._say(
@@ -162,9 +103,8 @@ class Supervisor:
     def _start_hub(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab") as log:
-            return subprocess.Popen(
+            hub = subprocess.Popen(
                 [sys.executable, "-m", "jupyterhub", "-f", str(CONFIG)],
-                cwd=self._settings.state_dir,
                 env=self._environ,
                 stdout=log,
                 stderr=log,
@@ -172,6 +112,8 @@ class Supervisor:
                 start_new_session=True,  # the terminal's Ctrl+C is ours to pass on, in order
                 pass_fds=[self._lock],
             )
+        checks.note_holder(self._lock, hub.pid, self._settings)
+        return hub
 
     def _wait_until_it_answers(self) -> bool:
         assert self._hub is not None
@@ -204,14 +146,19 @@ class Supervisor:
         running = [record for record in kept.all() if sessions.is_alive(record)]
         if running:
             self._say(f"Ending {len(running)} running server{'s' if len(running) > 1 else ''} ...")
-        for record in kept.all():
-            if sessions.end(record, grace_s=10):
-                kept.forget(record.reservation_id)
+        with ThreadPoolExecutor(max_workers=16) as pool:
+            for record, gone in zip(kept.all(), pool.map(_end_session, kept.all()), strict=True):
+                if gone:
+                    kept.forget(record.reservation_id)
         self._say("The portal has ended.")
 
     def _why_it_ended(self, code: int) -> str:
         tail = self._log.read_text(errors="replace").splitlines()[-15:]
         return "\n".join([f"The hub ended ({_word(code)}). Its last words, from {self._log}:", *tail])
+
+
+def _end_session(record: SessionRecord) -> bool:
+    return sessions.end(record, grace_s=10)
 
 
 def _is_well(client: httpx.Client, url: str) -> bool:

@@ -156,13 +156,20 @@ class GpuLocalSpawner(ReservationMixin, SimpleLocalProcessSpawner):
 
     def _account(self) -> pwd.struct_passwd:
         try:
-            return pwd.getpwnam(self.user.name)
+            account = pwd.getpwnam(self.user.name)
         except KeyError:
             raise PortalError(
                 f"This machine has no system user {self.user.name}. Ask an administrator to create it "
                 "(useradd -m), then start again.",
                 reason="no_system_user",
             ) from None
+        if account.pw_uid < self.portal.settings.servers.lowest_uid:
+            raise PortalError(
+                f"{account.pw_name} is an account of the system itself (user id {account.pw_uid}) and gets "
+                "no server. Log in as a person.",
+                reason="system_account",
+            )
+        return account
 
     def _log_file(self) -> Path:
         return self.portal.settings.state_dir / "logs" / "servers" / f"{self.lease.reservation_id}.log"

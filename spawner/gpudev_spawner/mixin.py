@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import signal
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -39,6 +40,9 @@ class ReservationMixin(LoggingConfigurable):
     lease: ReservationRow | None = None
     _watched = False
     """True once this hub process has seen the server running: only then does its absence mean an end."""
+    _starting = False
+    _told_to_stop = False
+    _exit_code: int | None = None
     _responding_since: float | None = None
     _cancelled_after: float | None = None
 
@@ -70,7 +74,8 @@ class ReservationMixin(LoggingConfigurable):
         )
 
     async def start(self) -> Any:
-        self._responding_since = self._cancelled_after = None
+        self._responding_since = self._cancelled_after = self._exit_code = None
+        self._starting, self._told_to_stop = True, False
         began = time.monotonic()
         try:
             self.lease = await self.leases.obtain(self.user.name, self.name, self.user_options, _now())
@@ -86,7 +91,7 @@ class ReservationMixin(LoggingConfigurable):
         except Exception as error:
             await self.leases.start_failed(self.lease.reservation_id, _cause(error), _now())
             raise
-        self._watched = True
+        self._starting, self._watched = False, True
         self._responding_since = time.monotonic()
         return address
 
@@ -105,9 +110,16 @@ class ReservationMixin(LoggingConfigurable):
 
     async def poll(self) -> int | None:
         status = await maybe_future(super().poll())
-        if status is None:
+        if status is None and not self._starting:
             self._watched = True
+        if status is not None and self._exit_code is None:
+            self._exit_code = status
         return status
+
+    async def stop(self, now: bool = False) -> None:
+        """Not called for a server that ended by itself: that is how the two are told apart."""
+        self._told_to_stop = True
+        await maybe_future(super().stop(now))
 
     def run_post_stop_hook(self) -> Any:
         return self._after_stop()
@@ -118,7 +130,7 @@ class ReservationMixin(LoggingConfigurable):
         if row is not None and Status(row.status).holds_gpus:
             await self.clean_up(row)
             await self._end_lease(row)
-        self.lease, self._watched = None, False
+        self.lease, self._watched, self._starting = None, False, False
         await maybe_future(super().run_post_stop_hook())
 
     async def clean_up(self, row: ReservationRow) -> None:
@@ -129,8 +141,18 @@ class ReservationMixin(LoggingConfigurable):
         if row.status == Status.PREPARING and row.end_wanted is None and cause:
             await self.leases.start_failed(row.reservation_id, cause, _now())
         elif row.end_wanted or self._watched or self._cancelled_after is not None:
-            await self.leases.stopped(row.reservation_id, Status.CANCELLED, "server_stopped", _now())
+            await self.leases.stopped(row.reservation_id, *self._how_it_ended(), _now())
         # Else it was found gone when the hub came up, or never started: the controller starts it again.
+
+    def _how_it_ended(self) -> tuple[Status, str]:
+        """Stopped through the hub, shut down from inside, or ended for a cause that nobody wished."""
+        if self._told_to_stop or self._cancelled_after is not None:
+            return Status.CANCELLED, "server_stopped"
+        if not self._exit_code:
+            return Status.CANCELLED, "server_shut_down"
+        if self._exit_code == -signal.SIGKILL:
+            return Status.FAILED, "the server was killed, as happens when memory runs out"
+        return Status.FAILED, f"the server ended by itself (exit code {self._exit_code})"
 
     def _timed_out(self) -> str:
         """The hub stops a slow server just as a person does; only the clock tells them apart."""

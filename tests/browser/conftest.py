@@ -25,7 +25,8 @@ LIMIT_MS = 60_000
 expect.set_options(timeout=LIMIT_MS)
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while Playwright is open, its event loop is in the way of every asynchronous test.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     with sync_playwright() as playwright:

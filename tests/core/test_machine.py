@@ -21,7 +21,9 @@ class Nvml:
         pass
 
     def __init__(self, *gpus: tuple[str, int], driver: bool = True) -> None:
-        self.gpus, self.driver, self.busy, self.open = gpus, driver, {}, 0  # type: ignore[var-annotated]
+        self.gpus, self.driver, self.open = gpus, driver, 0
+        self.busy: dict[int, list[int]] = {}
+        self.lost: set[int] = set()
 
     def nvmlInit(self) -> None:
         if not self.driver:
@@ -50,6 +52,8 @@ class Nvml:
         return SimpleNamespace(total=self.gpus[handle][1] * GIB)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        if handle in self.lost:
+            raise self.NVMLError("GPU is lost")
         return [SimpleNamespace(pid=pid) for pid in self.busy.get(handle, [])]
 
 
@@ -101,6 +105,14 @@ def test_gpus_that_stop_answering_are_down_and_not_free() -> None:
     nvml.driver = False
     found = observe(machine, lambda pid: True, nvml)
     assert [node.ready for node in found] == [False, True], "the CPU slots are still there"
+
+
+def test_a_gpu_that_falls_off_the_bus_takes_its_node_out_and_no_other() -> None:
+    nvml = Nvml(("Tesla T4", 15), ("NVIDIA H200", 141))
+    machine = discover(settings(), nvml)
+    nvml.lost = {0}
+    found = {node.gpu_type: node.ready for node in observe(machine, lambda pid: True, nvml)}
+    assert found["t4"] is False and found["h200"] is True and nvml.open == 0
 
 
 def test_without_a_driver_the_cluster_is_simulated() -> None:

@@ -43,8 +43,7 @@ def test_defaults_are_a_whole_local_portal() -> None:
     assert settings.login.kind == "password"
     assert settings.database == f"sqlite:///{Path('.portal').absolute() / 'portal.sqlite'}"
     assert {entry.gpu_type for entry in settings.gpus.simulated} <= set(settings.types())
-    assert (settings.limits.hours, settings.limits.total_hours, settings.limits.window_days) == (24, 48, 7)
-    assert not settings.privacy.show_holders
+    assert (settings.limits.hours, settings.limits.window_days) == (24, 7)
 
 
 def test_an_empty_file_means_the_defaults(portal_yaml: Path) -> None:
@@ -149,7 +148,9 @@ def test_the_state_folder_is_absolute_for_every_process(state: str) -> None:
             id="key of a catalogue entry",
         ),
         pytest.param(
-            "privacy: {zzz: 1}", "unknown key 'privacy.zzz'. Possible: show_holders.", id="no key near"
+            "queue: {zzz: 1}",
+            "unknown key 'queue.zzz'. Possible: pending_minutes, queued_hours, cleanup_s.",
+            id="no key near",
         ),
     ],
 )
@@ -171,7 +172,7 @@ def test_an_unknown_key_is_named_with_what_was_meant(portal_yaml: Path, text: st
         pytest.param("limits: {gpu_hours: .inf}", "limits.gpu_hours", "inf", id="endless GPU-hours"),
         pytest.param("images: []", "images", "[]", id="no image"),
         pytest.param("images: one", "images", "'one'", id="text for a list"),
-        pytest.param("privacy: 1", "privacy", "1", id="a number for a section"),
+        pytest.param("queue: 1", "queue", "1", id="a number for a section"),
         pytest.param("database_url: 'mysql://db/x'", "database_url", "'mysql://db/x'", id="another database"),
         pytest.param(
             "gpus: {simulated: [{gpu_type: t4, nodes: 0}]}", "gpus.simulated.0.nodes", "0", id="inside a list"
@@ -187,9 +188,6 @@ def test_a_bad_value_is_named_with_file_and_key(portal_yaml: Path, text: str, ke
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        pytest.param(
-            "limits: {hours: 24, total_hours: 12}", "total_hours 12 is below hours 24", id="total below one"
-        ),
         pytest.param(
             "gpus: {simulated: [{nodes: 1}]}", "gpus.simulated.0.gpu_type is missing", id="missing key"
         ),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from datetime import UTC, datetime, timedelta
 
+import httpx
 import pytest
 from running import Person, RunningPortal, wait_until
 from sqlalchemy import func, select, update
@@ -50,6 +52,31 @@ def test_stopping_the_server_through_the_hub_ends_the_reservation(person: Person
     person.wait_for(reservation_id, "active")
     assert person.hub_api("DELETE", f"users/{person.name}/servers/stopped").status_code in (202, 204)
     assert person.wait_for(reservation_id, "cancelled")["end_reason"] == "server_stopped"
+
+
+def test_a_server_that_is_killed_is_told_so_and_not_called_ended_by_its_owner(
+    portal: RunningPortal, person: Person
+) -> None:
+    reservation_id = person.reserve(name="killed")
+    person.wait_for(reservation_id, "active")
+    record = portal.sessions.get(reservation_id)
+    assert record is not None
+    os.kill(record.pid, signal.SIGKILL)
+    failed = person.wait_for(reservation_id, "failed")
+    assert "killed" in failed["failure_reason"] and free_now(person, "t4") == 8
+
+
+def test_a_server_that_cannot_start_is_tried_three_times_and_fails_with_the_cause(
+    portal: RunningPortal, person: Person
+) -> None:
+    broken = portal.state / "disks" / person.name / "main" / ".jupyter" / "jupyter_server_config.py"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("raise SystemExit(3)\n")
+    reservation_id = person.reserve(name="broken", disk="+", new_disk_name="main")
+    failed = person.wait_for(reservation_id, "failed")
+    assert "exit code 3" in failed["failure_reason"] and failed["launched_at"] is None
+    events = [event["event"] for event in person.state(reservation_id)["events"]]
+    assert events.count("start_failed") == 3
 
 
 def test_what_does_not_fit_waits_and_starts_by_itself(person: Person, neighbour: Person) -> None:
@@ -207,6 +234,16 @@ def test_ending_needs_the_pages_own_token(person: Person) -> None:
     answer = person.web.post(f"/services/gpu-dev/reservations/{reservation_id}/end", data={})
     assert answer.status_code == 403
     assert person.reservation(reservation_id)["ending"] is None
+
+
+def test_a_token_ends_what_its_owner_could_end(person: Person, neighbour: Person) -> None:
+    reservation_id = person.reserve("t4", 1, name="by-token")
+    path = f"{person.portal.url}/services/gpu-dev/reservations/{reservation_id}/end"
+    for other in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {neighbour.token()}"}):
+        assert httpx.post(path, headers=other).status_code in (302, 403, 404)
+    assert person.reservation(reservation_id)["ending"] is None
+    assert httpx.post(path, headers={"Authorization": f"Bearer {person.token()}"}).status_code == 200
+    person.wait_for(reservation_id, "cancelled")
 
 
 def test_the_api_needs_a_token_and_never_redirects(portal: RunningPortal, person: Person) -> None:

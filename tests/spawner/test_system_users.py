@@ -32,7 +32,7 @@ def shared_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPort
     for folder in (state, *state.parents):
         if folder.owner() == "root" and str(folder).startswith("/tmp/"):
             folder.chmod(folder.stat().st_mode | 0o011)
-    with running_portal(state, servers__run_as="system-users") as portal:
+    with running_portal(state, servers__run_as="system-users", servers__lowest_uid="5") as portal:
         yield portal
 
 
@@ -70,6 +70,12 @@ for path in ({home!r}, *(os.path.join({str(shared_box.state)!r}, name) for name 
     for person, found in ((games, reservation_id), (backup, other)):
         person.end(found)
         person.wait_for(found, "cancelled")
+
+
+def test_an_account_of_the_system_gets_no_server(shared_box: RunningPortal) -> None:
+    daemon = shared_box.login("daemon")
+    failed = daemon.wait_for(daemon.reserve("cpu-x86", 0, disk="", name="none"), "failed")
+    assert "account of the system" in failed["failure_reason"]
 
 
 def test_somebody_without_a_system_user_is_told_so(shared_box: RunningPortal) -> None:

@@ -178,7 +178,7 @@
     needs_free_on_one_node: (r) => `Needs ${r.gpus} free on one node; ${r.node} is the first, ${atTime(r.at)}.`,
     needs_empty_nodes: (r) => `Needs ${r.nodes} empty nodes; ${r.node} is the last of them, ${atTime(r.at)}.`,
     needs_free_slot: (r) => `All slots are taken; ${r.node} has one ${atTime(r.at)}.`,
-    behind_others: () => "Others are before you in the queue.",
+    behind_others: () => "Waits behind requests that were filed earlier.",
     does_not_fit,
     held_outside: () => "Programs outside the portal use these GPUs; the end is not known.",
   };
@@ -191,6 +191,7 @@
     portal_restarted: "the portal was restarted",
     time_up: "time was up",
     server_stopped: "the server was stopped",
+    server_shut_down: "the server was shut down",
   };
 
   function cause(code) {

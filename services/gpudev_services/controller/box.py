@@ -22,7 +22,8 @@ class LocalBox:
         self._scratch = portal.settings.state_dir / "scratch"
 
     def nodes(self) -> Sequence[Node]:
-        return observe(self._portal.machine, lambda pid: sessions.owner_of(pid) is not None)
+        own = {record.marker for record in self._sessions.all()}
+        return observe(self._portal.machine, lambda pid: sessions.owner_of(pid) in own)
 
     def processes(self) -> Set[str]:
         """Reservations of which a server runs here, whatever the hub knows."""

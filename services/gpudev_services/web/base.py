@@ -58,6 +58,11 @@ class Handler(HubOAuthenticated, web.RequestHandler):
             "frame-ancestors 'none'; form-action 'self'; base-uri 'none'",
         )
 
+    def check_xsrf_cookie(self) -> None:
+        """A page of somebody else's can make a browser send cookies, but not this header."""
+        if "Authorization" not in self.request.headers:
+            super().check_xsrf_cookie()
+
     @property
     def portal(self) -> Portal:
         return self.context.portal
