@@ -52,7 +52,7 @@ DESCRIPTIONS = {
     "servers.start_timeout_s": "Seconds a server gets to start, and again to answer.",
     "servers.stop_grace_s": "Seconds programs get to end, when the controller ends them, before they are "
     "killed.",
-    "servers.lowest_uid": "With `system-users`: accounts with a lower user id belong to the system and get no "
+    "servers.lowest_uid": "With `system-users`: accounts with a lower user id are the system's and get no "
     "server.",
     "servers.admission_wait_s": 'Seconds a start through REST waits for GPUs before it answers "queued".',
     "gpus.source": "`nvml`: the machine's own GPUs. `simulated`: made-up ones. `auto`: the machine's own; "
