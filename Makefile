@@ -12,7 +12,7 @@ up: ## Start the portal: PORT= (default 8000), STATE= (default .portal, all that
 test: ## Run every test; ARGS= is passed to pytest
 	@requirements/install.sh dev
 	@tests/install-browser.sh
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-gpu: ## The tests that need an NVIDIA GPU, on a machine that has one
 	@requirements/install.sh dev

@@ -107,9 +107,8 @@ def test_a_closed_doorbell_keeps_no_connection(store: Store) -> None:
     assert store.engine.pool.checkedout() == 0
 
 
+@pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
 def test_a_lost_line_is_taken_up_again_and_counts_as_heard(bell: Doorbell, store: Store) -> None:
-    if store.is_sqlite:
-        pytest.skip("a file has no line to lose")
     others = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE pid <> pg_backend_pid() AND datname = current_database()"

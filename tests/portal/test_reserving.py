@@ -228,6 +228,13 @@ def test_an_admin_sees_and_ends_everybodys(portal: RunningPortal, person: Person
     assert person.wait_for(reservation_id, "cancelled")["end_actor"] == "admin"
 
 
+def test_the_form_needs_the_pages_own_token(portal: RunningPortal, person: Person) -> None:
+    before = rows(portal)
+    fields = {"gpu_type": "t4", "gpu_count": "1", "hours": "1"}
+    assert person.web.post("/hub/spawn", data=fields).status_code == 403
+    assert rows(portal) == before
+
+
 def test_ending_needs_the_pages_own_token(person: Person) -> None:
     reservation_id = person.reserve(name="forged")
     person.wait_for(reservation_id, "active")
