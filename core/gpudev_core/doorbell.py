@@ -77,7 +77,8 @@ class Doorbell:
 
     def _reconnected(self) -> bool:
         """The line was lost. Once it is back, whatever was missed counts as heard."""
-        self._raw.invalidate()
+        if self._raw.is_valid:
+            self._raw.invalidate()
         try:
             self._connect()
         except (psycopg2.Error, SQLAlchemyError):

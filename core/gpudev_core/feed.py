@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from gpudev_core.doorbell import Doorbell
 from gpudev_core.store import Store
+
+MOST_SILENCE_S = 15.0
+
+
+def message(state: Mapping[str, Any]) -> str:
+    """A state as the event stream carries it."""
+    return f"event: state\ndata: {json.dumps(state)}\n\n"
 
 
 class Feed:
@@ -26,6 +36,13 @@ class Feed:
             async with asyncio.timeout(timeout), self._condition:
                 await self._condition.wait_for(lambda: self.count != seen)
         return self.count
+
+    async def each_change(self) -> AsyncIterator[None]:
+        """Once at once, then at every change, and now and then as a sign of life."""
+        while True:
+            seen = self.count
+            yield
+            await self.changed(seen, MOST_SILENCE_S)
 
     def _listen(self) -> None:
         if self._thread is None:

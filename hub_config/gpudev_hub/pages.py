@@ -23,12 +23,11 @@ import gpudev_core
 import gpudev_spawner
 from gpudev_core import requests, reservations
 from gpudev_core.errors import PortalError
-from gpudev_core.feed import Feed
+from gpudev_core.feed import Feed, message
 from gpudev_core.portal import Portal
 from gpudev_spawner import form
 
 ASSET_FOLDERS = tuple(Path(p.__file__).parent / "assets" for p in (gpudev_core, gpudev_spawner))
-_MOST_SILENCE_S = 15.0
 
 
 class PortalHandler(BaseHandler):
@@ -144,13 +143,10 @@ class FormEvents(PortalHandler):
     async def _get(self, user_name: str) -> None:
         self.set_header("Content-Type", "text/event-stream")
         self.set_header("Cache-Control", "no-store")
-        seen = self.feed.count
         try:
-            while True:
-                state = await self.form_state(user_name)
-                self.write(f"event: state\ndata: {json.dumps(state)}\n\n")
+            async for _ in self.feed.each_change():
+                self.write(message(await self.form_state(user_name)))
                 await self.flush()
-                seen = await self.feed.changed(seen, _MOST_SILENCE_S)
         except StreamClosedError:
             return
 

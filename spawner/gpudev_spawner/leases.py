@@ -20,7 +20,6 @@ from gpudev_core.requests import from_user_options
 from gpudev_core.tables import ReservationRow
 
 LOOK_EVERY_S = 0.05
-MAX_STARTS = 3
 
 
 class Queued(PortalError):

@@ -38,7 +38,7 @@ class NotFoundHandler(Handler):
 
 
 def make_app(portal: Portal, prefix: str, hub_prefix: str) -> web.Application:
-    context = Context(portal, Feed(portal.store), prefix, hub_prefix, ASSETS)
+    context = Context(portal, Feed(portal.store), prefix, hub_prefix)
     nouns: list[Any] = [*home.default_handlers, *reservations.default_handlers]
     nouns += [*health.default_handlers, *api.default_handlers]
     handlers: list[Any] = [(url_path_join(prefix, path), kind, {"context": context}) for path, kind in nouns]

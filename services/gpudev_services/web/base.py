@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.client import responses
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -17,11 +16,10 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 
 from gpudev_core.errors import Conflict, NotFound, PortalError
-from gpudev_core.feed import Feed
+from gpudev_core.feed import Feed, message
 from gpudev_core.portal import Portal
 
 ADMIN_SCOPE = "custom:gpu-dev:admin"
-MOST_SILENCE_S = 15.0
 TEMPLATES = Environment(
     loader=PackageLoader("gpudev_services.web"),
     autoescape=select_autoescape(),
@@ -38,7 +36,6 @@ class Context:
     feed: Feed
     prefix: str
     hub_prefix: str
-    asset_folders: tuple[Path, ...]
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
@@ -127,12 +124,10 @@ class StreamHandler(Handler):
 
     async def stream(self, state: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         self.set_header("Content-Type", "text/event-stream")
-        seen = self.context.feed.count
         try:
-            while True:
-                self.write(f"event: state\ndata: {json.dumps(await state())}\n\n")
+            async for _ in self.context.feed.each_change():
+                self.write(message(await state()))
                 await self.flush()
-                seen = await self.context.feed.changed(seen, MOST_SILENCE_S)
         except StreamClosedError:
             return
 
