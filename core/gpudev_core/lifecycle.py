@@ -25,6 +25,9 @@ ALLOWED: Mapping[Status, frozenset[Status]] = {
     **{status: frozenset() for status in TERMINAL},
 }
 
+MAX_STARTS = 3
+"""A server that could not be started this often is not tried again."""
+
 
 class IllegalTransition(Exception):
     """A mistake in our code, not in a request."""

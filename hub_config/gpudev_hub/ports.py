@@ -13,9 +13,12 @@ def free() -> int:
 
 
 def kept(path: Path) -> int:
-    """The same port at every start: servers that outlive the hub still know where to find it."""
-    if path.exists():
-        return int(path.read_text())
+    """The same port at every start, unless another program has taken it meanwhile.
+
+    Servers that outlive the hub still know then where to find it.
+    """
+    if path.exists() and not is_taken("127.0.0.1", port := int(path.read_text())):
+        return port
     port = free()
     path.write_text(f"{port}\n")
     return port

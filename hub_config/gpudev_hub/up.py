@@ -124,7 +124,7 @@ class Supervisor:
             while time.monotonic() < deadline and self._hub.poll() is None and not self._ending:
                 if _is_well(client, base + "services/gpu-dev/health"):
                     return True
-                time.sleep(0.05)
+                time.sleep(0.1)
         return False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -72,8 +72,8 @@ class Leases:
 
         await asyncio.to_thread(write)
 
-    async def start_failed(self, reservation_id: str, cause: str, now: datetime) -> None:
-        """Remember why; whether to try again is the controller's to decide."""
+    async def start_failed(self, reservation_id: str, cause: str, now: datetime, final: bool = False) -> None:
+        """Remember why; the controller tries again, unless it can only fail again (``final``)."""
 
         def write() -> None:
             with self._portal.store.write() as session:
@@ -81,6 +81,8 @@ class Leases:
                 if row is None or not Status(row.status).holds_gpus:
                     return
                 row.failure_reason = cause
+                if final:
+                    row.start_attempts = lifecycle.MAX_STARTS
                 detail = {"reason": cause, "attempt": row.start_attempts}
                 lifecycle.record(session, reservation_id, "start_failed", now=now, actor="hub", detail=detail)
 

@@ -162,12 +162,14 @@ class GpuLocalSpawner(ReservationMixin, SimpleLocalProcessSpawner):
                 f"This machine has no system user {self.user.name}. Ask an administrator to create it "
                 "(useradd -m), then start again.",
                 reason="no_system_user",
+                final=True,
             ) from None
         if account.pw_uid < self.portal.settings.servers.lowest_uid:
             raise PortalError(
                 f"{account.pw_name} is an account of the system itself (user id {account.pw_uid}) and gets "
                 "no server. Log in as a person.",
                 reason="system_account",
+                final=True,
             )
         return account
 

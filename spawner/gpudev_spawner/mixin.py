@@ -89,7 +89,8 @@ class ReservationMixin(LoggingConfigurable):
             self._cancelled_after = time.monotonic() - began
             raise
         except Exception as error:
-            await self.leases.start_failed(self.lease.reservation_id, _cause(error), _now())
+            final = isinstance(error, PortalError) and bool(error.values.get("final"))
+            await self.leases.start_failed(self.lease.reservation_id, _cause(error), _now(), final)
             raise
         self._starting, self._watched = False, True
         self._responding_since = time.monotonic()

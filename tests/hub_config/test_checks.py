@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,17 @@ def test_dangerous_settings_are_allowed_and_told(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_free_port_is_free_on_either_kind_of_address(host: str) -> None:
     assert not ports.is_taken(host, free_port())
+
+
+def test_a_kept_port_stays_the_same_until_somebody_else_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "hub-port"
+    first = ports.kept(path)
+    assert ports.kept(path) == first
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first))
+        other.listen()
+        second = ports.kept(path)
+    assert second != first and ports.kept(path) == second
 
 
 def test_addresses_as_people_type_them(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 from gpudev_core import forecast, reservations
 from gpudev_core.catalogue import Catalogue
 from gpudev_core.forecast import Allowances, Forecast
+from gpudev_core.lifecycle import MAX_STARTS
 from gpudev_core.models import Node, Status
 from gpudev_core.settings import Settings
 from gpudev_core.tables import ReservationRow
 from gpudev_services.hub import Server, Servers
 
-MAX_STARTS = 3
 MISSING_FOR = timedelta(seconds=5)
 """A server must be gone this long before it is started again: the hub may still be writing its end."""
 FORECAST_MOVES_BY = timedelta(minutes=2)
