@@ -12,7 +12,10 @@ OPEN = ("pending", "queued", "preparing", "active")
 
 def availability(found: Sequence[Availability], now: datetime) -> str:
     rows = [("TYPE", "FREE", "STARTS NOW", "WAITING")]
-    rows += [(a.gpu_type, f"{a.available} of {a.total}", _starts(a), str(a.queued or "-")) for a in found]
+    width = max((len(str(a.available)) for a in found), default=1)
+    rows += [
+        (a.gpu_type, f"{a.available:>{width}} of {a.total}", _starts(a), str(a.queued or "-")) for a in found
+    ]
     return "\n".join([*_columns(rows), _as_of(found, now)])
 
 
