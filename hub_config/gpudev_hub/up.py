@@ -27,6 +27,7 @@ CONFIG = Path(__file__).parent / "jupyterhub_config.py"
 STARTS_WITHIN_S = 60
 _MOST_RESTARTS = 5
 _RESTARTS_WITHIN_S = 600
+_LOG_BYTES = 50 << 20
 
 
 def run(settings: Settings, environ: dict[str, str], say: Callable[[str], None]) -> int:
@@ -102,6 +103,7 @@ class Supervisor:
 
     def _start_hub(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        put_aside(self._log, _LOG_BYTES)
         with open(self._log, "ab") as log:
             hub = subprocess.Popen(
                 [sys.executable, "-m", "jupyterhub", "-f", str(CONFIG)],
@@ -155,6 +157,12 @@ class Supervisor:
     def _why_it_ended(self, code: int) -> str:
         tail = self._log.read_text(errors="replace").splitlines()[-15:]
         return "\n".join([f"The hub ended ({_word(code)}). Its last words, from {self._log}:", *tail])
+
+
+def put_aside(log: Path, most_bytes: int) -> None:
+    """A log that has grown large becomes ``NAME.1``, in place of the one before it."""
+    if log.exists() and log.stat().st_size > most_bytes:
+        log.replace(log.with_name(log.name + ".1"))
 
 
 def _end_session(record: SessionRecord) -> bool:

@@ -11,7 +11,7 @@ from running import free_port
 
 from gpudev_core.errors import SettingsError
 from gpudev_core.settings import Settings, load
-from gpudev_hub import checks, ports
+from gpudev_hub import checks, ports, up
 
 
 def settings(tmp_path: Path, **more: str) -> Settings:
@@ -67,6 +67,17 @@ def test_a_kept_port_stays_the_same_until_somebody_else_takes_it(tmp_path: Path)
         other.listen()
         second = ports.kept(path)
     assert second != first and ports.kept(path) == second
+
+
+def test_a_large_log_is_put_aside_and_a_small_one_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "hub.log"
+    up.put_aside(log, 10)
+    log.write_text("short")
+    up.put_aside(log, 10)
+    assert log.read_text() == "short"
+    log.write_text("much too long")
+    up.put_aside(log, 10)
+    assert not log.exists() and (tmp_path / "hub.log.1").read_text() == "much too long"
 
 
 def test_addresses_as_people_type_them(tmp_path: Path) -> None:
