@@ -1,7 +1,7 @@
 # make up      the whole portal on this machine        make test     every test
 # make lint    what CI checks before the tests         make help     the rest
 BIN := .venv/bin
-PACKAGES := core spawner services hub_config cli bench docs tests
+PACKAGES := core spawner services hub_config cli widgets bench docs tests
 
 .PHONY: up test test-gpu lint fmt clean requirements help bench-start bench-proxy
 

@@ -1,7 +1,8 @@
 """Which portal, and with which token.
 
 The address is kept in ``~/.config/gpu-dev/config.json``, the token in ``~/.gpu-dev/credentials``, which its
-owner alone can read. ``GPU_DEV_API_URL`` and ``GPU_DEV_TOKEN`` come first.
+owner alone can read. ``GPU_DEV_API_URL`` and ``GPU_DEV_TOKEN`` come first. Inside a server of the portal
+nothing has to be set: the server has the address and a token of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def url() -> str:
 
 
 def token() -> str:
-    return os.environ.get("GPU_DEV_TOKEN") or str(_read(credentials_file()).get("api_key") or "")
+    given = os.environ.get("GPU_DEV_TOKEN") or _read(credentials_file()).get("api_key")
+    return str(given or os.environ.get("JUPYTERHUB_API_TOKEN") or "")
 
 
 def save(api_url: str, api_key: str) -> None:

@@ -47,6 +47,7 @@ c.JupyterHub.authenticator_class = with_pages(
 # has nothing to hold back, and a refused request is no reason to give up on the hub.
 c.JupyterHub.spawner_class = GpuLocalSpawner
 c.GpuLocalSpawner.reservations_url = prefix + "reservations/"
+c.GpuLocalSpawner.api_url = f"http://{ports.reachable(address.host)}:{address.port}{prefix}".rstrip("/")
 c.Spawner.start_timeout = settings.servers.start_timeout_s
 c.Spawner.http_timeout = settings.servers.start_timeout_s
 c.Spawner.default_url = "/lab"

@@ -35,6 +35,11 @@ def is_taken(host: str, port: int) -> bool:
     return False
 
 
+def reachable(host: str) -> str:
+    """Where programs of this machine find what listens on ``host``, as it stands in a URL."""
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "[::1]"}.get(host, in_url(host))
+
+
 def in_url(host: str) -> str:
     """An IPv6 address stands in brackets there."""
     return f"[{host}]" if ":" in host else host

@@ -21,7 +21,7 @@ import httpx
 from gpudev_core import sessions
 from gpudev_core.sessions import SessionRecord, Sessions
 from gpudev_core.settings import Settings
-from gpudev_hub import checks, login
+from gpudev_hub import checks, login, ports
 
 CONFIG = Path(__file__).parent / "jupyterhub_config.py"
 STARTS_WITHIN_S = 60
@@ -119,7 +119,7 @@ class Supervisor:
 
     def _wait_until_it_answers(self) -> bool:
         assert self._hub is not None
-        base = f"http://{_reachable(self._settings.address.host)}:{self._settings.address.port}"
+        base = f"http://{ports.reachable(self._settings.address.host)}:{self._settings.address.port}"
         base += self._settings.address.base_url
         deadline = time.monotonic() + STARTS_WITHIN_S
         with httpx.Client(timeout=2, trust_env=False) as client:
@@ -174,10 +174,6 @@ def _is_well(client: httpx.Client, url: str) -> bool:
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
         return client.get(url).json()["status"] == "healthy"
     return False
-
-
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "") else "[::1]" if host == "::" else host
 
 
 def _word(code: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 from jupyterhub.slugs import safe_slug
 from jupyterhub.spawner import SimpleLocalProcessSpawner, set_user_setuid
-from traitlets import default
+from traitlets import Unicode, default
 
 from gpudev_core import availability, sessions
 from gpudev_core.errors import PortalError
@@ -35,6 +35,11 @@ _USUAL_MASK = 0o022
 
 class GpuLocalSpawner(ReservationMixin, SimpleLocalProcessSpawner):
     _session: SessionRecord | None = None
+
+    api_url = Unicode(
+        help="Address of the web service as servers of this machine reach it, for ``gpu-dev`` and the "
+        "notebook panel. Example: ``http://127.0.0.1:8000/services/gpu-dev``.",
+    ).tag(config=True)
 
     @default("cmd")
     def _this_python(self) -> list[str]:
@@ -99,7 +104,9 @@ class GpuLocalSpawner(ReservationMixin, SimpleLocalProcessSpawner):
         share = share_of(gpu_type, self.lease.gpu_count, os.cpu_count() or 1, memory_gb)
         env.update(hints(*share))
         env.update(self._gpu_env())
+        env["PATH"] = self._path(env.get("PATH", os.defpath))
         env["GPU_DEV_RESERVATION_ID"] = self.lease.reservation_id
+        env["GPU_DEV_API_URL"] = self.api_url
         env[MARKER] = self._session.marker
         return env
 
@@ -126,10 +133,12 @@ class GpuLocalSpawner(ReservationMixin, SimpleLocalProcessSpawner):
         """The GPUs by their ids. Simulated ones do not exist, so programs are told that there are none."""
         ids = self._device_ids()
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(ids), "NVIDIA_VISIBLE_DEVICES": ",".join(ids) or "none"}
-        if self.portal.simulated:
-            return visible
-        path = os.pathsep.join([str(_BIN), super().get_env().get("PATH", os.defpath)])
-        return {**visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PATH": path}
+        return visible if self.portal.simulated else {**visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def _path(self, usual: str) -> str:
+        """In terminals ``python`` and ``gpu-dev`` are those of the notebook, ``nvidia-smi`` is ours."""
+        own = [str(Path(sys.executable).parent)]
+        return os.pathsep.join([*([] if self.portal.simulated else [str(_BIN)]), *own, usual])
 
     def _device_ids(self) -> list[str]:
         with self.portal.store.read() as session:

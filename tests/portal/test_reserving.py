@@ -35,6 +35,14 @@ def test_a_cell_runs_and_knows_its_share(person: Person) -> None:
     assert int(threads) == max(1, min(48, os.cpu_count() or 1) // 4)
 
 
+def test_the_panel_and_the_command_work_inside_a_server(person: Person) -> None:
+    active = person.wait_for(person.reserve("cpu-x86", 0, name="inside", disk=""), "active")
+    code = "from gpudev_widgets import availability; print(availability().text)"
+    assert "cpu-x86       2 of 3" in person.run(active["lab_url"], code)
+    code = "import subprocess; print(subprocess.run(['gpu-dev', 'list'], capture_output=True, text=True))"
+    assert "1 x cpu-x86" in person.run(active["lab_url"], code)
+
+
 def test_ending_it_stops_the_server_and_gives_the_gpus_back(portal: RunningPortal, person: Person) -> None:
     reservation_id = person.reserve("a100", 4)
     person.wait_for(reservation_id, "active")
