@@ -45,6 +45,17 @@ class Availability:
     stale: bool
     as_of: str
 
+    @property
+    def starts_now(self) -> str:
+        """The largest that would start now, in words."""
+        if self.max_reservable == 0:
+            return "full"
+        if self.max_per_node == 0:
+            return "yes"
+        if self.max_reservable > self.max_per_node:
+            return f"up to {self.max_reservable // self.max_per_node} nodes"
+        return f"up to {self.max_reservable}"
+
 
 @dataclass(frozen=True)
 class Reservation:

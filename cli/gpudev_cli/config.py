@@ -34,8 +34,9 @@ def url() -> str:
 
 
 def token() -> str:
-    given = os.environ.get("GPU_DEV_TOKEN") or _read(credentials_file()).get("api_key")
-    return str(given or os.environ.get("JUPYTERHUB_API_TOKEN") or "")
+    """The token that goes with ``url``: a server's own is for its own portal, and for no other."""
+    own = os.environ.get("JUPYTERHUB_API_TOKEN") if os.environ.get("GPU_DEV_API_URL") else None
+    return str(os.environ.get("GPU_DEV_TOKEN") or own or _read(credentials_file()).get("api_key") or "")
 
 
 def save(api_url: str, api_key: str) -> None:

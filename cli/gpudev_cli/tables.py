@@ -14,7 +14,8 @@ def availability(found: Sequence[Availability], now: datetime) -> str:
     rows = [("TYPE", "FREE", "STARTS NOW", "WAITING")]
     width = max((len(str(a.available)) for a in found), default=1)
     rows += [
-        (a.gpu_type, f"{a.available:>{width}} of {a.total}", _starts(a), str(a.queued or "-")) for a in found
+        (a.gpu_type, f"{a.available:>{width}} of {a.total}", a.starts_now, str(a.queued or "-"))
+        for a in found
     ]
     return "\n".join([*_columns(rows), _as_of(found, now)])
 
@@ -29,16 +30,6 @@ def reservations(found: Sequence[Reservation], now: datetime) -> str:
         for r in shown
     ]
     return "\n".join(_columns(rows))
-
-
-def _starts(a: Availability) -> str:
-    if a.max_reservable == 0:
-        return "full"
-    if a.max_per_node == 0:
-        return "yes"
-    if a.max_reservable > a.max_per_node:
-        return f"up to {a.max_reservable // a.max_per_node} nodes"
-    return f"up to {a.max_reservable}"
 
 
 def _as_of(found: Sequence[Availability], now: datetime) -> str:

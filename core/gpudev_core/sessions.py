@@ -19,7 +19,6 @@ from typing import Any
 import psutil
 
 MARKER = "GPUDEV_SESSION"
-_CLOCK_SLACK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class SessionRecord:
     server_name: str
     marker: str
     pid: int = 0
-    created: float = 0.0
 
 
 class Sessions:
@@ -43,8 +41,7 @@ class Sessions:
         return record
 
     def started(self, record: SessionRecord, pid: int) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._write(replace(record, pid=pid, created=psutil.Process(pid).create_time()))
+        self._write(replace(record, pid=pid))
 
     def get(self, reservation_id: str) -> SessionRecord | None:
         return _read(self._path(reservation_id))
@@ -79,10 +76,11 @@ def end(record: SessionRecord, grace_s: float) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process.terminate()
     _, stubborn = psutil.wait_procs(family, timeout=grace_s)
-    for process in {*stubborn, *_carriers(record.marker)}:
+    late = {*stubborn, *_carriers(record.marker)}
+    for process in late:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process.kill()
-    _, left = psutil.wait_procs(stubborn, timeout=5)
+    _, left = psutil.wait_procs(late, timeout=5)
     return not left
 
 
@@ -95,13 +93,13 @@ def owner_of(pid: int) -> str | None:
 
 
 def _by_pid(record: SessionRecord) -> psutil.Process | None:
+    """The process, if it still is the one that was started. One that may not be looked at is an error."""
     if not record.pid:
         return None
     try:
         process = psutil.Process(record.pid)
-        same = abs(process.create_time() - record.created) < _CLOCK_SLACK_S
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.Error:
+        return process if process.environ().get(MARKER) == record.marker else None
+    except psutil.NoSuchProcess:
         return None
 
 

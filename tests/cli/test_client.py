@@ -77,7 +77,7 @@ def test_the_token_is_kept_where_only_its_owner_can_read_it(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    for name in ("GPU_DEV_API_URL", "GPU_DEV_TOKEN"):
+    for name in ("GPU_DEV_API_URL", "GPU_DEV_TOKEN", "JUPYTERHUB_API_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     config.save("http://portal/services/gpu-dev", "secret")
     assert (config.url(), config.token()) == ("http://portal/services/gpu-dev", "secret")
@@ -85,3 +85,17 @@ def test_the_token_is_kept_where_only_its_owner_can_read_it(
     assert set(json.loads(config.credentials_file().read_text())) == {"api_key", "expires_at"}
     monkeypatch.setenv("GPU_DEV_API_URL", "http://other")
     assert config.url() == "http://other"
+
+
+def test_a_token_goes_only_to_the_portal_that_it_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for name in ("GPU_DEV_API_URL", "GPU_DEV_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    config.save("http://other/services/gpu-dev", "for-the-other")
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "of-this-server")
+    assert (config.url(), config.token()) == ("http://other/services/gpu-dev", "for-the-other")
+    monkeypatch.setenv("GPU_DEV_API_URL", "http://here/services/gpu-dev")
+    assert (config.url(), config.token()) == ("http://here/services/gpu-dev", "of-this-server")

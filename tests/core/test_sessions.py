@@ -57,7 +57,7 @@ def test_a_process_id_that_was_used_again_is_not_ours(kept: Sessions, begun) -> 
     record, _ = begun
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        old = replace(record, pid=stranger.pid, created=1.0, marker="another")
+        old = replace(record, pid=stranger.pid, marker="another")
         assert not sessions.is_alive(old)
         assert sessions.end(old, grace_s=1)
         assert stranger.poll() is None, "a stranger's process is left alone"

@@ -17,6 +17,7 @@ from builders import NOW, Row, at_once, disk_of, events_of, minutes, row_counts,
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import IntegrityError, StatementError
 
+from gpudev_core import reservations
 from gpudev_core.errors import PortalError
 from gpudev_core.models import Status
 from gpudev_core.store import MIGRATIONS, Store
@@ -140,6 +141,9 @@ def test_a_server_whose_reservation_ended_may_have_another(store: Store, status:
     Row("r1").with_(server_name="lab").status(status).save(store)
     Row("r2").with_(server_name="lab").status(status).save(store)
     Row("r3").with_(server_name="lab").save(store)
+    with store.read() as session:
+        found = reservations.open_on_server(session, "ada", "lab")
+    assert found is not None and found.reservation_id == "r3"
 
 
 def test_an_event_belongs_to_a_reservation(store: Store) -> None:

@@ -85,7 +85,7 @@ def test_time_that_ran_out_while_the_portal_was_down_ends_it(own_portal: Running
     with own_portal.store.write() as session:
         session.execute(update(ReservationRow).values(expires_at=datetime.now(UTC) - timedelta(hours=1)))
     own_portal.start()
-    own_portal.login("ada").wait_for(reservation_id, "expired")
+    assert own_portal.login("ada").wait_for(reservation_id, "expired")["end_reason"] == "time_up"
     wait_until(lambda: not servers_of(own_portal), "its server has ended")
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
-from gpudev_cli.client import Client
-from gpudev_widgets import AvailabilityPanel
+from gpudev_cli.client import Client, ClientError
+from gpudev_widgets import AvailabilityPanel, availability
 
 H100 = {
     "gpu_type": "h100",
@@ -46,3 +47,9 @@ def test_the_button_looks_again_and_trouble_is_told() -> None:
     assert shown.text.startswith("No figures:") and "h100" not in shown.children[0].value
     shown.children[1].click()
     assert "full" in shown.text
+
+
+def test_outside_a_server_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPU_DEV_API_URL", raising=False)
+    with pytest.raises(ClientError, match="GPU_DEV_API_URL is not set"):
+        availability()

@@ -40,19 +40,15 @@ class AvailabilityPanel(ipywidgets.VBox):
 
 def availability() -> AvailabilityPanel:
     """The panel of the portal that this server belongs to."""
-    return AvailabilityPanel(
-        Client(os.environ["GPU_DEV_API_URL"], os.environ.get("JUPYTERHUB_API_TOKEN", ""))
-    )
+    url = os.environ.get("GPU_DEV_API_URL")
+    if not url:
+        raise ClientError("this works inside a server of the portal: GPU_DEV_API_URL is not set here.")
+    return AvailabilityPanel(Client(url, os.environ.get("JUPYTERHUB_API_TOKEN", "")))
 
 
 def _row(found: Availability) -> tuple[str, ...]:
-    if found.max_reservable == 0:
-        now = "full"
-    elif found.max_per_node and found.max_reservable > found.max_per_node:
-        now = f"up to {found.max_reservable // found.max_per_node} nodes"
-    else:
-        now = f"up to {found.max_reservable}" if found.max_per_node else "yes"
-    return found.gpu_type, f"{found.available} of {found.total}", now, str(found.queued or "-")
+    free = f"{found.available} of {found.total}"
+    return found.gpu_type, free, found.starts_now, str(found.queued or "-")
 
 
 def _html(rows: Sequence[Sequence[str]]) -> str:
