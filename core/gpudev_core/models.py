@@ -82,9 +82,15 @@ class Node:
     gpu_type: str
     units: int
     ready: bool = True
+    cordoned: bool = False
+    """An admin wants nothing new on it; what runs there goes on."""
     zone: str = ""
     foreign: frozenset[int] = frozenset()
     device_ids: tuple[str, ...] = ()
+
+    @property
+    def is_usable(self) -> bool:
+        return self.ready and not self.cordoned
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,11 @@ class GpuTypeRow(Base):
     last_availability_update: Mapped[datetime | None]
     last_availability_updated_by: Mapped[str | None] = mapped_column(String(100))
 
+    maintenance: Mapped[bool] = mapped_column(default=False)
+    """Set by an admin: nothing new starts but what ``maintenance_allowed`` names; what runs goes on."""
+    maintenance_note: Mapped[str | None] = mapped_column(Text)
+    maintenance_allowed: Mapped[list[str]] = mapped_column(default=list)
+
 
 class ReservationRow(Base):
     """Queue entry, lease and record in one, so that nothing is lost between a queue and a table."""
@@ -116,10 +121,18 @@ class ReservationRow(Base):
     disk_name: Mapped[str | None] = mapped_column(String(63))
     request: Mapped[dict[str, Any]]
     filed_from: Mapped[str] = mapped_column(String(20))
+    groups: Mapped[list[str]] = mapped_column(default=list)
+    """The person's groups in the hub when it was filed: they decide limits and priority."""
+    priority: Mapped[int] = mapped_column(default=0)
+    zone: Mapped[str | None] = mapped_column(String(64))
+    """Where its disk is, and so where it must run. NULL: anywhere."""
+    requeued_from: Mapped[str | None] = mapped_column(String(64))
+    """The failed reservation that an admin put into the queue again as this one."""
 
     status: Mapped[str] = mapped_column(String(20))
     current_detailed_status: Mapped[str | None] = mapped_column(Text)
     failure_reason: Mapped[str | None] = mapped_column(Text)
+    failure_code: Mapped[str | None] = mapped_column(String(50))
     end_wanted: Mapped[str | None] = mapped_column(String(20))
     """The terminal status that this reservation is on its way to, once its server is gone."""
     end_reason: Mapped[str | None] = mapped_column(Text)
@@ -129,14 +142,22 @@ class ReservationRow(Base):
     preparing_at: Mapped[datetime | None]
     launched_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
+    latest_end: Mapped[datetime | None]
+    """Set when it is admitted: the end that later promises build on. ``expires_at`` is never after it."""
     reservation_ended: Mapped[datetime | None]
 
     queue_position: Mapped[int | None]
     estimated_wait_minutes: Mapped[int | None]
     expected_start: Mapped[datetime | None]
+    planned_start: Mapped[datetime | None]
+    planned_nodes: Mapped[list[str] | None]
+    no_later_than: Mapped[datetime | None]
+    """The promise. It is kept when the reservation has started, so that it can be compared."""
     queue_reason: Mapped[dict[str, Any] | None]
     placement: Mapped[list[dict[str, Any]] | None]
     start_attempts: Mapped[int] = mapped_column(default=0)
+    retry_at: Mapped[datetime | None]
+    """Not started again before this."""
 
     pod_name: Mapped[str | None] = mapped_column(String(255))
     namespace: Mapped[str | None] = mapped_column(String(255))
@@ -162,6 +183,72 @@ class ReservationEventRow(Base):
     from_status: Mapped[str | None] = mapped_column(String(20))
     to_status: Mapped[str | None] = mapped_column(String(20))
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class ForecastRow(Base):
+    """What a waiting person was told, and when: compared later with what came true."""
+
+    __tablename__ = "forecasts"
+    __table_args__ = (Index("ix_forecasts_reservation", "reservation_id", "forecast_id"),)
+
+    forecast_id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
+    reservation_id: Mapped[str] = mapped_column(ForeignKey("reservations.reservation_id"))
+    at: Mapped[datetime]
+    position: Mapped[int]
+    queue_length: Mapped[int]
+    planned_start: Mapped[datetime | None]
+    no_later_than: Mapped[datetime | None]
+    expected_start: Mapped[datetime | None]
+    expected_from: Mapped[datetime | None]
+    """With ``expected_until`` the interval in which four of five starts should fall."""
+    expected_until: Mapped[datetime | None]
+    method: Mapped[str] = mapped_column(String(20))
+    """How ``expected_start`` was found: ``plan``, ``typical`` or ``simulated``."""
+
+
+class NoticeRow(Base):
+    """Something that a person is to be told about a reservation, not before ``due_at``."""
+
+    __tablename__ = "notices"
+    __table_args__ = (
+        UniqueConstraint("reservation_id", "kind", "due_at", name="uq_notices_once"),
+        Index("ix_notices_due", "due_at"),
+    )
+
+    notice_id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
+    reservation_id: Mapped[str] = mapped_column(ForeignKey("reservations.reservation_id"))
+    user_id: Mapped[str] = mapped_column(String(255))
+    kind: Mapped[str] = mapped_column(String(30))
+    due_at: Mapped[datetime]
+    withdrawn_at: Mapped[datetime | None]
+    """Not to be told any more, as when the end it warns of was moved."""
+    detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class DeliveryRow(Base):
+    """One notice on one channel. It is tried again until it is delivered or has become pointless."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (Index("ix_deliveries_open", "channel", "status", "next_try_at"),)
+
+    notice_id: Mapped[int] = mapped_column(ForeignKey("notices.notice_id"), primary_key=True)
+    channel: Mapped[str] = mapped_column(String(20), primary_key=True)
+    status: Mapped[str] = mapped_column(String(20))
+    """``waiting``, ``delivered``, or ``dropped``."""
+    attempts: Mapped[int] = mapped_column(default=0)
+    next_try_at: Mapped[datetime]
+    delivered_at: Mapped[datetime | None]
+    error: Mapped[str | None] = mapped_column(Text)
+
+
+class LeaderRow(Base):
+    """Who leads, and for how many changes of leader: a write of an earlier term is refused."""
+
+    __tablename__ = "leaders"
+
+    name: Mapped[str] = mapped_column(String(50), primary_key=True)
+    term: Mapped[int]
+    owner: Mapped[str] = mapped_column(String(255))
 
 
 class DiskRow(Base):
