@@ -3,7 +3,7 @@
 BIN := .venv/bin
 PACKAGES := core spawner services hub_config cli widgets bench docs tests
 
-.PHONY: up test test-gpu lint fmt clean requirements help bench-start bench-proxy
+.PHONY: up test test-gpu lint fmt clean requirements help bench-start bench-proxy bench-trace bench-forecast
 
 up: ## Start the portal: PORT= (default 8000), STATE= (default .portal, all that it keeps)
 	@requirements/install.sh portal
@@ -40,6 +40,15 @@ bench-start: ## Seconds to the login page and to JupyterLab, beside plain Jupyte
 bench-proxy: ## The in-process proxy beside configurable-http-proxy
 	@requirements/install.sh dev
 	@$(BIN)/python bench/proxy.py
+
+bench-trace: ## A cluster's trace through four queues: promises, waits, forecasts; PODS= NODES= (csv) LOAD= SEED= GPU_NODES=
+	@requirements/install.sh dev
+	@$(BIN)/python bench/trace.py $(if $(PODS),--pods "$(PODS)") $(if $(NODES),--nodes "$(NODES)") \
+		$(if $(LOAD),--load "$(LOAD)") $(if $(SEED),--seed "$(SEED)") $(if $(GPU_NODES),--gpu-nodes "$(GPU_NODES)")
+
+bench-forecast: ## What a plan costs with 200 nodes and up to 4,000 requests in the queue
+	@requirements/install.sh dev
+	@$(BIN)/python bench/forecast.py
 
 clean: ## Remove what make made (.venv and caches; never the state folder)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -62,13 +62,44 @@ DESCRIPTIONS = {
     "gpus.simulated[].nodes": "How many nodes of it.",
     "limits.gpus": "GPUs a person may have at once, queued and running together.",
     "limits.reservations": "Reservations a person may have at once, queued and running together.",
-    "limits.hours": "Hours of one reservation.",
+    "limits.queued": "Reservations a person may have in the queue at once, with those just filed.",
+    "limits.hours": "Hours of one reservation when it is filed.",
+    "limits.total_hours": "Hours of one reservation with all its extensions.",
     "limits.gpu_hours": "GPU-hours a person may use in the window.",
     "limits.window_days": "Length of that window: a rolling one, not a calendar week.",
     "limits.disks": "Disks a person may have.",
+    "limits.disk_gb": "GB of all disks of a person; when they are used up, no new disk can be made.",
+    "quotas": "Other limits for some people, groups or GPU types. See "
+    "[which rule wins](../how-to/limit-what-people-may-have.md#which-rule-wins).",
+    "quotas[].users": "People for whom the rule holds, by user name.",
+    "quotas[].groups": "Groups of the hub for whose people it holds. Neither users nor groups: everybody.",
+    "quotas[].gpu_types": "GPU types for which it holds, each by itself. Empty: all together.",
+    "quotas[].gpus": "As `limits.gpus`.",
+    "quotas[].reservations": "As `limits.reservations`.",
+    "quotas[].queued": "As `limits.queued`.",
+    "quotas[].hours": "As `limits.hours`.",
+    "quotas[].total_hours": "As `limits.total_hours`.",
+    "quotas[].gpu_hours": "As `limits.gpu_hours`.",
+    "quotas[].disks": "As `limits.disks`; not together with `gpu_types`.",
+    "quotas[].disk_gb": "As `limits.disk_gb`; not together with `gpu_types`.",
+    "priorities": "Whole number by group of the hub, from -1000 to 1000; larger goes first. A person has the "
+    "highest of the groups that are listed; otherwise 0.",
     "queue.pending_minutes": "A request that no controller picked up in this time fails and says so.",
     "queue.queued_hours": "A request that waited longer than this fails and says so.",
     "queue.cleanup_s": "Seconds planned between the end of one reservation and the start of the next.",
+    "notify.webhook_url_file": "File that holds the address to which messages are posted, as of a Slack "
+    "channel. The address itself is a secret and never a setting. Empty: none.",
+    "notify.email.host": "Mail server (SMTP). Empty: no mail.",
+    "notify.email.port": "Its port. Empty: 587, with `tls` 465, with `none` 25.",
+    "notify.email.security": "`starttls` and `tls`: encrypted, and the server's certificate is checked. "
+    "`none`: in the clear.",
+    "notify.email.user": "Name to log in to the mail server with. Empty: no login.",
+    "notify.email.password_file": "File that holds the password for it. The password itself is never a "
+    "setting.",
+    "notify.email.sender": "Address that the mail is from.",
+    "notify.email.address": "Address of a person, made of the user name: `{user}@example.org`. `{user}` "
+    "alone: user names are addresses.",
+    "notify.terminal": "Whether warnings are written into the terminals of the reservation's own server.",
     "catalogue": "GPU types to add, or to change, by name.",
     "catalogue.NAME.instance_type": "Kind of machine; only shown in the tables.",
     "catalogue.NAME.gpus_per_node": "GPUs of one node; 0 for a CPU machine.",
@@ -158,6 +189,8 @@ def _words(annotation: Any) -> str:
     if annotation in plain:
         return plain[annotation]
     origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _words(inner[0])
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in inner)
     if origin is tuple:

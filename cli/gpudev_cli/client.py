@@ -3,7 +3,8 @@
 ClientError                 anything that went wrong; ``exit_code`` is what the command ends with
 ├── NoAnswer                the portal cannot be reached, or gave no usable answer
 ├── NotLoggedIn             no token, or one that the portal does not take
-└── Rejected                the portal understood and said no
+├── Rejected                the portal understood and said no
+└── Refused                 it is against a rule; names the rule and what would fit. Nothing changed
 """
 
 from __future__ import annotations
@@ -19,18 +20,60 @@ T = TypeVar("T")
 
 class ClientError(Exception):
     exit_code = 1
+    code = "error"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"code": self.code, "message": str(self).partition("\n")[0]}
 
 
 class NoAnswer(ClientError):
     exit_code = 5
+    code = "no_answer"
 
 
 class NotLoggedIn(ClientError):
     exit_code = 4
+    code = "not_logged_in"
 
 
 class Rejected(ClientError):
     exit_code = 4
+    code = "rejected"
+
+
+class Refused(ClientError):
+    """``reason`` is the rule, ``values`` its figures; ``fits`` what would be accepted, if anything is."""
+
+    code = "refused"
+
+    def __init__(self, message: str, reason: str, fits: Any, values: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.fits = fits
+        self.values = values
+
+    def as_json(self) -> dict[str, Any]:
+        fits = {"until": self.fits} if self.fits else None
+        return {**super().as_json(), "reason": {"code": self.reason, **self.values}, "fits": fits}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many may be asked for, and when they would start. Times are empty where none is known."""
+
+    count: int
+    nodes: int
+    starts_now: bool
+    about: str
+    no_later_than: str
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A node and one letter for each of its units: f free, m mine, o others', p promised, d down."""
+
+    name: str
+    cells: str
 
 
 @dataclass(frozen=True)
@@ -44,17 +87,25 @@ class Availability:
     max_per_node: int
     stale: bool
     as_of: str
+    free_for_you: int
+    promised: int
+    down: int
+    maintenance: dict[str, str] | None
+    sizes: tuple[Size, ...]
+    nodes: tuple[Cells, ...]
 
     @property
     def starts_now(self) -> str:
         """The largest that would start now, in words."""
-        if self.max_reservable == 0:
+        if self.maintenance is not None:
+            return "closed"
+        now = [size for size in self.sizes if size.starts_now]
+        if not now:
             return "full"
         if self.max_per_node == 0:
             return "yes"
-        if self.max_reservable > self.max_per_node:
-            return f"up to {self.max_reservable // self.max_per_node} nodes"
-        return f"up to {self.max_reservable}"
+        most = now[-1]
+        return f"up to {most.nodes} nodes" if most.nodes > 1 else f"up to {most.count}"
 
 
 @dataclass(frozen=True)
@@ -65,8 +116,11 @@ class Reservation:
     gpu_type: str
     gpu_count: int
     nodes: tuple[str, ...]
+    disk: str
+    launched_at: str
     expires_at: str
     expected_start: str
+    no_later_than: str
     queue_position: int
 
 
@@ -79,21 +133,26 @@ class Client:
         self._http = httpx.Client(headers=headers, timeout=TIMEOUT_S, transport=transport)
 
     def availability(self) -> list[Availability]:
-        found = self._get("/v1/gpu/availability")["availability"]
+        found = self._ask("GET", "/v1/gpu/availability")["availability"]
         return [_pick(Availability, entry) for entry in found.values()]
 
     def reservations(self) -> list[Reservation]:
-        return [_pick(Reservation, entry) for entry in self._get("/v1/jobs")["jobs"]]
+        return [_pick(Reservation, entry) for entry in self._ask("GET", "/v1/jobs")["jobs"]]
+
+    def extend(self, reservation_id: str, **wanted: float | str) -> Reservation:
+        """``hours`` more, or ``until`` a time in ISO 8601 with its zone. Raises ``Refused``."""
+        answer = self._ask("POST", f"/reservations/{reservation_id}/extend", json=wanted)
+        return _pick(Reservation, answer["reservation"])
 
     def health(self) -> dict[str, Any]:
-        return self._get("/health")
+        return self._ask("GET", "/health")
 
     def close(self) -> None:
         self._http.close()
 
-    def _get(self, path: str) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, **body: Any) -> dict[str, Any]:
         try:
-            answer = self._http.get(self.url + path)
+            answer = self._http.request(method, self.url + path, **body)
         except httpx.TimeoutException:
             raise NoAnswer(f"no answer from {self.url} after {TIMEOUT_S:g} s.") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -108,6 +167,10 @@ def _read(answer: httpx.Response) -> dict[str, Any]:
         body = None
     if answer.status_code in (401, 403):
         raise NotLoggedIn("the portal does not take this token. Log in again: gpu-dev login")
+    if answer.status_code == 400 and isinstance(body, dict) and "field" in body:
+        raise Refused(
+            str(body["detail"]), str(body.get("reason")), body.get("fits"), body.get("values") or {}
+        )
     if 400 <= answer.status_code < 500:
         detail = body.get("detail") if isinstance(body, dict) else None
         raise Rejected(str(detail or f"the portal answered {answer.status_code}."))
@@ -122,6 +185,12 @@ def _pick(kind: type[T], entry: dict[str, Any]) -> T:
 
 
 def _value(value: Any, annotation: str) -> Any:
+    if annotation in _LISTS:
+        return tuple(_pick(_LISTS[annotation], entry) for entry in value or ())
     if annotation.startswith("tuple"):
         return tuple(value or ())
-    return {"str": "", "int": 0, "bool": False}[annotation] if value is None else value
+    return _MISSING.get(annotation) if value is None else value
+
+
+_LISTS: dict[str, type[Any]] = {"tuple[Size, ...]": Size, "tuple[Cells, ...]": Cells}
+_MISSING = {"str": "", "int": 0, "bool": False}

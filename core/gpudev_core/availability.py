@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -31,11 +31,11 @@ def columns(gpu_type: GpuType, nodes: Sequence[Node], holdings: Iterable[Holding
     else:
         reservable = most_on_one
     return {
-        "total_cluster_gpus": sum(node.units for node in nodes if node.ready),
+        "total_cluster_gpus": sum(node.units for node in nodes if node.is_usable),
         "available_gpus": sum(len(units) for units in free.values()),
         "max_reservable": reservable,
         "full_nodes_available": len(whole),
-        "running_instances": sum(node.ready for node in nodes),
+        "running_instances": sum(node.is_usable for node in nodes),
         "desired_capacity": len(nodes),
         "max_per_node": gpu_type.gpus_per_node,
         "nodes": [node_json(node) for node in nodes],
@@ -51,6 +51,7 @@ def save(
     *,
     now: datetime,
     by: str,
+    guard: Callable[[Session], None] = lambda session: None,
 ) -> bool:
     """Write the rows that changed or grew old. True when something was written."""
     wanted = {
@@ -58,7 +59,7 @@ def save(
         for name, gpu_type in catalogue.items()
     }
     with store.read() as session:
-        known = _rows(session)
+        known = rows(session)
         # A type that left the catalogue, as when a machine got other GPUs, is offered no more.
         wanted |= {
             name: {"is_active": False} for name in known if name not in wanted and known[name].is_active
@@ -67,7 +68,8 @@ def save(
     if not stale:
         return False
     with store.write() as session:
-        known = _rows(session)
+        guard(session)
+        known = rows(session)
         for name in stale:
             row = known.get(name) or GpuTypeRow(gpu_type=name)
             session.add(row)
@@ -85,6 +87,7 @@ def nodes_of(rows: Iterable[GpuTypeRow]) -> list[Node]:
             gpu_type=row.gpu_type,
             units=item["units"],
             ready=item["ready"],
+            cordoned=item.get("cordoned", False),
             zone=item.get("zone", ""),
             foreign=frozenset(item.get("foreign", ())),
             device_ids=tuple(item.get("device_ids", ())),
@@ -107,13 +110,14 @@ def node_json(node: Node) -> dict[str, Any]:
         "name": node.name,
         "units": node.units,
         "ready": node.ready,
+        "cordoned": node.cordoned,
         "zone": node.zone,
         "foreign": sorted(node.foreign),
         "device_ids": list(node.device_ids),
     }
 
 
-def _rows(session: Session) -> dict[str, GpuTypeRow]:
+def rows(session: Session) -> dict[str, GpuTypeRow]:
     return {row.gpu_type: row for row in session.scalars(select(GpuTypeRow))}
 
 

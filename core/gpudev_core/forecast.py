@@ -1,144 +1,194 @@
-"""When a waiting request starts, first come, first served, by the ends that are enforced.
-
-Each request of a GPU type is placed, in the order of the queue, at the first instant at which it fits and
-at which nobody before it in the queue still waits. People who leave early make it sooner, so the times are
-what happens when nobody does.
-"""
+"""What a waiting person is told beside the times: why it takes so long, and what would start sooner."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from itertools import groupby
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
-from gpudev_core.models import GpuType, Holding, Node, Placement, Reason, Request, Waiting
-from gpudev_core.placement import fits_ever, free_units, given_back, place, without
-from gpudev_core.settings import Settings
+from gpudev_core import learning
+from gpudev_core.catalogue import Catalogue
+from gpudev_core.ledger import Held
+from gpudev_core.models import GpuType, Holding, Node, Reason, Request, Waiting
+from gpudev_core.outlook import Life, Lives, Typical
+from gpudev_core.placement import Need, Places, Slot, fits_ever
+from gpudev_core.planner import Allowances, Planner, rank
 
-
-@dataclass(frozen=True)
-class Allowances:
-    """What is planned beside the hours that were asked for: before they begin, and after they end."""
-
-    preparation: timedelta
-    cleanup: timedelta
-
-    @property
-    def total(self) -> timedelta:
-        return self.preparation + self.cleanup
-
-    @classmethod
-    def of(cls, settings: Settings) -> Allowances:
-        return cls(
-            timedelta(seconds=settings.servers.start_timeout_s), timedelta(seconds=settings.queue.cleanup_s)
-        )
+MOST_ALTERNATIVES = 3
+MOST_TYPICAL = 100
+"""In a longer queue only the promise is told to somebody who has not asked yet."""
+SHORTER_HOURS = (8.0, 4.0, 2.0, 1.0)
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """``at`` is None when no node that is up could ever hold the request."""
-
-    at: datetime | None
-    placement: Placement | None
-    position: int
-    reason: Reason | None
-
-    def starts_now(self, now: datetime) -> bool:
-        return self.at is not None and self.at <= now
-
-
-class Timeline:
-    """The future of one GPU type: ask ``add`` in the order of the queue."""
+class Board:
+    """The books of all GPU types at one moment, to ask "when would this start?". Nothing in it is written."""
 
     def __init__(
         self,
-        gpu_type: GpuType,
-        nodes: Iterable[Node],
-        holdings: Iterable[Holding],
-        now: datetime,
+        catalogue: Catalogue,
+        nodes: Sequence[Node],
+        holdings: Sequence[Holding],
+        waiting: Sequence[Waiting],
         allowances: Allowances,
+        now: datetime,
+        lives: Callable[[str], Sequence[Life]] = lambda gpu_type: (),
     ) -> None:
-        self._type = gpu_type
-        self._nodes = {node.name: node for node in nodes if node.gpu_type == gpu_type.name}
-        held = [h for h in holdings if h.gpu_type == gpu_type.name]
-        self._free = free_units(self._nodes.values(), held)
+        """``lives``: how long people stayed on a type, asked for only where something would wait."""
+        self.now = now
+        self._catalogue = catalogue
+        self._nodes, self._holdings, self._waiting = nodes, holdings, waiting
         self._allowances = allowances
-        self._now = now
-        # A holding past its end is on its way out, but what it holds is not free yet.
-        soonest = now + timedelta(seconds=1)
-        self._ends = sorted(
-            ((max(h.ends_at + allowances.cleanup, soonest), h.placement) for h in held),
-            key=lambda end: end[0],
+        self._lives = lives
+        self._planners: dict[str, Planner] = {}
+        self._typical: dict[str, Typical] = {}
+
+    def planner(self, name: str) -> Planner:
+        if name not in self._planners:
+            planner = self._planners[name] = Planner(self._catalogue[name], self._allowances)
+            planner.preview(self._nodes, self._holdings, self.waiting_for(name), self.now)
+        return self._planners[name]
+
+    def waiting_for(self, name: str) -> list[Waiting]:
+        return [one for one in self._waiting if one.request.gpu_type == name]
+
+    def holdings_of(self, name: str) -> list[Holding]:
+        return [one for one in self._holdings if one.gpu_type == name]
+
+    def ask(self, request: Request, zone: str = "") -> Answer:
+        """When one more request would start, behind everybody who waits already."""
+        planner = self.planner(request.gpu_type)
+        slot = planner.ask(request.gpu_count, request.hours, zone)
+        if slot is None:
+            return Answer(None, (), self._never(planner.gpu_type, request, zone))
+        at = datetime.fromtimestamp(slot.start, UTC)
+        if at <= self.now:
+            return Answer(self.now, slot.nodes, None, self.now)
+        need = planner.need_of(request.gpu_count, request.hours, zone)
+        return Answer(
+            at, slot.nodes, why(planner, need, slot, running_only(planner)), self._expected(planner, need, at)
         )
-        self._at = now
-        self._position = 0
 
-    def add(self, request: Request) -> Forecast:
-        """The start of the next request in the queue; it takes its place for those after it."""
-        forecast = self.ask(request)
-        self._position += 1
-        if forecast.at is None or forecast.placement is None:
-            return forecast
-        self._advance(forecast.at)
-        self._free = without(self._free, forecast.placement)
-        end = forecast.at + timedelta(hours=request.hours) + self._allowances.total
-        self._ends = sorted([*self._ends, (end, forecast.placement)], key=lambda e: e[0])
-        return forecast
+    def starts_now(self, request: Request, zone: str = "") -> bool:
+        """Only that, which is far cheaper than ``ask``."""
+        slot = self.planner(request.gpu_type).ask(request.gpu_count, request.hours, zone)
+        return slot is not None and datetime.fromtimestamp(slot.start, UTC) <= self.now
 
-    def ask(self, request: Request) -> Forecast:
-        """The start of one more request behind the queue, which stays as it is."""
-        position = self._position + 1
-        if not fits_ever(self._type, request.gpu_count, self._nodes.values()):
-            return Forecast(None, None, position, self._never(request))
-        free, at = self._free, self._at
-        found = place(self._type, request.gpu_count, free)
-        waited_for: Placement | None = None
-        # All that ends at one instant is free before a place is chosen, as it will be when it comes true.
-        for instant, ends in groupby(self._ends, key=lambda end: end[0]):
-            if found is not None:
-                break
-            at = instant
-            for _, waited_for in ends:
-                free = given_back(free, waited_for, self._nodes)
-            found = place(self._type, request.gpu_count, free)
-        if found is None:
-            return Forecast(None, None, position, Reason("held_outside", {"gpu_type": self._type.name}))
-        return Forecast(at, found, position, self._why(request, found, at, waited_for))
+    def _expected(self, planner: Planner, need: Need, promise: datetime) -> datetime:
+        """When it would probably start, as far as that can be told while somebody looks at a page."""
+        name = planner.gpu_type.name
+        if len(planner.ledger.plans) > MOST_TYPICAL:
+            return promise
+        if name not in self._typical:
+            book = learning.book(planner, self._holdings, self.now)
+            self._typical[name] = Typical(book, Lives(self._lives(name), book.now))
+        start = self._typical[name].ask([(need, (*rank(0, need), self.now.timestamp()))])[0]
+        return promise if start is None else min(promise, datetime.fromtimestamp(start, UTC))
 
-    def _advance(self, at: datetime) -> None:
-        while self._ends and self._ends[0][0] <= at:
-            self._free = given_back(self._free, self._ends[0][1], self._nodes)
-            self._ends = self._ends[1:]
-        self._at = max(self._at, at)
+    def idle(self, node: Node) -> tuple[int, int]:
+        """Units of a node that are free for one more person, and those that are idle but promised."""
+        ledger = self.planner(node.gpu_type).ledger
+        profile = ledger.places.profiles[node.name]
+        idle = max(0, profile.at(ledger.now))
+        free = max(0, profile.lowest(ledger.now, ledger.now + self._allowances.length(1.0)))
+        return free, idle - free
 
-    def _never(self, request: Request) -> Reason:
-        up = sum(node.ready for node in self._nodes.values())
-        values = {"gpus": request.gpu_count, "gpu_type": self._type.name}
-        return Reason("does_not_fit", {**values, "nodes_up": up, "nodes": len(self._nodes)})
-
-    def _why(
-        self, request: Request, found: Placement, at: datetime, waited_for: Placement | None
-    ) -> Reason | None:
-        if waited_for is None:
-            return Reason("behind_others", {"at": at}) if at > self._now else None
-        if self._type.is_cpu:
-            return Reason("needs_free_slot", {"node": found.nodes[0], "at": at})
-        if len(found.shares) > 1:
-            last = waited_for.nodes[0]
-            return Reason("needs_empty_nodes", {"nodes": len(found.shares), "node": last, "at": at})
-        values = {"gpus": request.gpu_count, "node": found.nodes[0], "at": at}
-        return Reason("needs_free_on_one_node", values)
+    def _never(self, gpu_type: GpuType, request: Request, zone: str) -> Reason:
+        nodes = [node for node in self._nodes if node.gpu_type == gpu_type.name]
+        return never(gpu_type, request, nodes, zone)
 
 
-def plan(
-    gpu_type: GpuType,
-    nodes: Iterable[Node],
-    holdings: Iterable[Holding],
-    queue: Sequence[Waiting],
-    now: datetime,
-    allowances: Allowances,
-) -> dict[str, Forecast]:
-    """The forecast of every waiting reservation of one type, by its id."""
-    timeline = Timeline(gpu_type, nodes, holdings, now, allowances)
-    return {waiting.reservation_id: timeline.add(waiting.request) for waiting in queue}
+@dataclass(frozen=True)
+class Answer:
+    """``at`` would be the promise, ``expected`` the guess. None: it does not fit, for the reason told."""
+
+    at: datetime | None
+    nodes: tuple[str, ...]
+    reason: Reason | None
+    expected: datetime | None = None
+
+
+def never(gpu_type: GpuType, request: Request, nodes: Sequence[Node], zone: str = "") -> Reason:
+    """Why a request has no time: too large for the nodes that are up, or strangers use them."""
+    if fits_ever(gpu_type, request.gpu_count, nodes, zone):
+        return Reason("held_outside", {"gpu_type": gpu_type.name})
+    up = sum(node.is_usable for node in nodes)
+    values = {"gpus": request.gpu_count, "gpu_type": gpu_type.name}
+    return Reason("does_not_fit", {**values, "nodes_up": up, "nodes": len(nodes)})
+
+
+def running_only(planner: Planner) -> Places:
+    """The same nodes without what is planned: it tells whether the nodes or the queue are in the way."""
+    places = Places()
+    for name, profile in planner.ledger.places.profiles.items():
+        places.set_node(name, profile.units, planner.ledger.places.zone_of(name))
+    for held in _running(planner):
+        for name, units in held.units.items():
+            places.take((name,), held.start, held.end, units)
+    return places
+
+
+def _running(planner: Planner) -> list[Held]:
+    """What runs, and what starts at this moment."""
+    ledger = planner.ledger
+    starting = [plan for plan in ledger.plans.values() if plan.start <= ledger.now]
+    return [
+        *ledger.held.values(),
+        *(Held(p.key, dict.fromkeys(p.nodes, p.need.units), p.start, p.end) for p in starting),
+    ]
+
+
+def why(planner: Planner, need: Need, slot: Slot, running: Places) -> Reason:
+    """Why not before ``slot``: nothing is free, or what is free is promised to somebody."""
+    at = datetime.fromtimestamp(slot.start, UTC)
+    alone = running.earliest(need, planner.ledger.now)
+    if alone is not None and alone.start < slot.start:
+        values = {"promised_node": alone.nodes[0], "node": slot.nodes[0], "at": at}
+        since = _promised_since(planner, alone, need)
+        return Reason("promised_to_others", {**values, "promised_from": since} if since else values)
+    if planner.gpu_type.is_cpu:
+        return Reason("needs_free_slot", {"node": slot.nodes[0], "at": at})
+    if need.nodes > 1:
+        last = _last_to_end(planner, slot.nodes)
+        return Reason("needs_empty_nodes", {"nodes": need.nodes, "node": last, "at": at})
+    return Reason("needs_free_on_one_node", {"gpus": need.units, "node": slot.nodes[0], "at": at})
+
+
+def _promised_since(planner: Planner, alone: Slot, need: Need) -> datetime | None:
+    """From when the node that would have been free is somebody's."""
+    end = alone.start + need.length
+    starts = [
+        plan.start
+        for plan in planner.ledger.plans.values()
+        if alone.nodes[0] in plan.nodes and plan.start < end and plan.end > alone.start
+    ]
+    return datetime.fromtimestamp(min(starts), UTC) if starts else None
+
+
+def _last_to_end(planner: Planner, nodes: Sequence[str]) -> str:
+    """The node of a gang on which somebody works longest."""
+
+    def busy_until(name: str) -> int:
+        return max((held.end for held in _running(planner) if name in held.units), default=0)
+
+    return max(nodes, key=busy_until)
+
+
+def sooner(board: Board, request: Request, offered: Iterable[str], zone: str = "") -> list[Request]:
+    """Up to three changes of a request that would start now: fewer GPUs, another type, fewer hours."""
+    found = []
+    for choices in _alternatives(board, request, offered):
+        best = next((other for other in choices if board.starts_now(other, zone)), None)
+        if best is not None:
+            found.append(best)
+    return found[:MOST_ALTERNATIVES]
+
+
+def _alternatives(board: Board, request: Request, offered: Iterable[str]) -> Iterable[list[Request]]:
+    """Each a list from the least change to the greatest."""
+    own = board.planner(request.gpu_type).gpu_type
+    yield [replace(request, gpu_count=n) for n in reversed(own.counts) if 0 < n < request.gpu_count]
+    for name in offered:
+        kind = board.planner(name).gpu_type
+        if name != own.name and kind.is_cpu == own.is_cpu and request.gpu_count in kind.counts:
+            yield [replace(request, gpu_type=name)]
+    yield [replace(request, hours=hours) for hours in SHORTER_HOURS if hours < request.hours]

@@ -150,22 +150,29 @@ class Request:
 
 @dataclass(frozen=True)
 class Holding:
-    """A reservation that holds units now, until ``ends_at`` at the latest."""
+    """A reservation that holds units since ``began``, until ``ends_at`` at the latest."""
 
     reservation_id: str
     user: str
     gpu_type: str
     placement: Placement
+    began: datetime
     ends_at: datetime
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A reservation in the queue, in the order of the queue."""
+    """A reservation in the queue, with what was planned and promised for it so far."""
 
     reservation_id: str
     user: str
     request: Request
+    filed_at: datetime
+    priority: int = 0
+    zone: str = ""
+    planned_start: datetime | None = None
+    planned_nodes: tuple[str, ...] = ()
+    no_later_than: datetime | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpudev_core.catalogue import Catalogue
@@ -18,6 +19,8 @@ from gpudev_core.models import GpuType, Request
 FIELDS = ("gpu_type", "gpu_count", "hours", "disk", "name", "image")
 MIN_HOURS = 0.0833
 """Five minutes, rounded as hours are."""
+LONGEST_EXTENSION = timedelta(days=366)
+"""Beyond any limit of a portal; what is asked for is at least a time."""
 NAME_MAX = 60
 SLUG_MAX = 30
 DISK_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -49,6 +52,56 @@ def from_user_options(options: Mapping[str, Any], catalogue: Catalogue, images: 
         name=_name(_text(options, "name")),
         image=_image(_text(options, "image"), images),
     )
+
+
+def changed_options(options: Mapping[str, Any], old: Request) -> dict[str, Any]:
+    """The options of ``old`` with those that are to be others. The name is part of the address, and stays."""
+    if "name" in options:
+        raise Refused(
+            "The name cannot be changed, because it is part of the address.", reason="bad_value", field="name"
+        )
+    kept = {key: value for key, value in old.as_json().items() if key in FIELDS}
+    return {**kept, "disk": f"+{old.disk}" if old.new_disk else old.disk, **options}
+
+
+def later_end(options: Mapping[str, Any], end: datetime) -> datetime:
+    """``until`` (a time with its zone) or ``hours`` (so many more) as the end that is wanted."""
+    unknown = sorted(set(options) - {"until", "hours"})
+    if unknown or len(options) != 1:
+        raise Refused(
+            f"There is no option {_short(unknown[0])}. Possible: until or hours."
+            if unknown
+            else "Say either until or hours.",
+            reason="unknown_option" if unknown else "missing",
+            field=unknown[0] if unknown else "until",
+        )
+    if "hours" in options:
+        hours = _number(options["hours"], "hours", default=None)
+        if not 0 < hours <= LONGEST_EXTENSION / timedelta(hours=1):
+            raise Refused(
+                f"{_plain(hours)} h more is not possible. Give a number of hours, such as 2.",
+                reason="bad_value",
+                field="hours",
+            )
+        return end + timedelta(hours=hours)
+    return _time(options["until"], "until", end + LONGEST_EXTENSION)
+
+
+def _time(value: Any, key: str, latest: datetime) -> datetime:
+    try:
+        at = datetime.fromisoformat(value) if isinstance(value, str) else None
+        if at is None or at.tzinfo is None:
+            raise ValueError
+        at = at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise Refused(
+            f"{key} must be a time with its zone, such as 2026-11-15T16:04:00Z, not {_short(value)}.",
+            reason="bad_value",
+            field=key,
+        ) from None
+    if at > latest:
+        raise Refused(f"{key} is more than a year away.", reason="bad_value", field=key)
+    return at
 
 
 def slug(name: str) -> str:

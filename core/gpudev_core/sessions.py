@@ -84,6 +84,11 @@ def end(record: SessionRecord, grace_s: float) -> bool:
     return not left
 
 
+def carriers(record: SessionRecord) -> list[psutil.Process]:
+    """Every process of the server that runs now, whoever its parent is by now."""
+    return list(_carriers(record.marker))
+
+
 def owner_of(pid: int) -> str | None:
     """The marker that a process carries, if it runs inside a portal's server."""
     try:

@@ -19,6 +19,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StrictInt,
     ValidationError,
     field_validator,
     model_validator,
@@ -121,14 +122,65 @@ class TypeEntry(Section):
 
 
 class Limits(Section):
-    """Per person. ``quotas`` compares; this only says how much."""
+    """Of everybody for whom no rule of ``quotas`` says otherwise. ``quotas`` compares; this says how much."""
 
     gpus: int = Field(32, ge=0)
     reservations: int = Field(5, ge=1)
+    queued: int = Field(20, ge=1)
+    """What was just filed waits too, if only for a moment; so none is not possible."""
     hours: float = Field(24, gt=0, le=24 * 365)
+    total_hours: float = Field(48, gt=0, le=24 * 365)
     gpu_hours: float = Field(300, ge=0)
     window_days: float = Field(7, gt=0, le=366)
     disks: int = Field(5, ge=0)
+    disk_gb: int = Field(2000, ge=0)
+
+    @model_validator(mode="after")
+    def _extended_is_not_shorter(self) -> Limits:
+        if self.hours > self.total_hours:
+            raise ValueError(
+                f"limits.hours {self.hours:g} is more than limits.total_hours {self.total_hours:g}, "
+                "which counts extensions too; raise limits.total_hours"
+            )
+        return self
+
+
+DISK_LIMITS = ("disks", "disk_gb")
+RULE_LIMITS = ("gpus", "reservations", "queued", "hours", "total_hours", "gpu_hours", *DISK_LIMITS)
+GroupName = Annotated[str, Field(min_length=1)]
+
+
+class QuotaRule(Section):
+    """Other limits for these people (nobody named: for everybody), or for these GPU types, each by itself."""
+
+    users: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    groups: tuple[GroupName, ...] = ()
+    gpu_types: tuple[TypeName, ...] = ()
+    gpus: int | None = Field(None, ge=0)
+    reservations: int | None = Field(None, ge=0)
+    queued: int | None = Field(None, ge=1)
+    hours: float | None = Field(None, gt=0, le=24 * 365)
+    total_hours: float | None = Field(None, gt=0, le=24 * 365)
+    gpu_hours: float | None = Field(None, ge=0)
+    disks: int | None = Field(None, ge=0)
+    disk_gb: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _says_whom_and_what(self) -> QuotaRule:
+        if not (self.users or self.groups or self.gpu_types):
+            raise ValueError(
+                "a rule needs users, groups or gpu_types; what holds for everybody stands in limits"
+            )
+        given = [key for key in RULE_LIMITS if getattr(self, key) is not None]
+        if not given:
+            raise ValueError(f"the rule limits nothing; possible: {', '.join(RULE_LIMITS)}")
+        for_disks = [key for key in DISK_LIMITS if key in given]
+        if self.gpu_types and for_disks:
+            raise ValueError(
+                f"{for_disks[0]} cannot be limited by GPU type, as a disk goes with any type; "
+                f"write {for_disks[0]} in a rule without gpu_types"
+            )
+        return self
 
 
 class Queue(Section):
@@ -137,6 +189,79 @@ class Queue(Section):
     queued_hours: float = Field(48, gt=0)
     cleanup_s: int = Field(30, ge=0)
     """Planned between the end of one reservation and the start of the next."""
+
+
+MAIL_ADDRESS = re.compile(r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
+"""A plain one, as it may stand in a header and in an SMTP command: no quotes, comments or lists."""
+MAIL_PORTS = {"none": 25, "starttls": 587, "tls": 465}
+
+
+class Email(Section):
+    """Mail is sent when ``host`` is set."""
+
+    host: str = Field("", pattern=r"^[A-Za-z0-9.:-]*$")
+    port: int | None = Field(None, ge=1, le=65535)
+    security: Literal["none", "starttls", "tls"] = "starttls"
+    user: str = ""
+    password_file: Path | None = None
+    sender: str = ""
+    address: str = ""
+    """``{user}@example.org``: where a person's mail goes. ``{user}`` alone: user names are addresses."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Email:
+        if not self.host:
+            if self.model_fields_set - {"host"}:
+                raise ValueError("notify.email needs notify.email.host")
+            return self
+        missing = [key for key in ("sender", "address") if not getattr(self, key)]
+        if missing:
+            raise ValueError("notify.email needs " + ", ".join(f"notify.email.{key}" for key in missing))
+        if bool(self.user) != bool(self.password_file):
+            raise ValueError("notify.email.user and notify.email.password_file go together: set both or none")
+        if self.user and self.security == "none":
+            raise ValueError(
+                "notify.email.user needs notify.email.security starttls or tls: a password is never sent "
+                "in the clear"
+            )
+        return self
+
+    @field_validator("sender")
+    @classmethod
+    def _is_one_address(cls, value: str) -> str:
+        if value and not MAIL_ADDRESS.fullmatch(value):
+            raise ValueError("must be one plain address, as gpu@example.org")
+        return value
+
+    @field_validator("address")
+    @classmethod
+    def _makes_one_address(cls, value: str) -> str:
+        sample = value.replace("{user}", "a@b" if value == "{user}" else "a")
+        has_user = value.count("{user}") == 1 and "{user}" in value.partition("@")[0]
+        if value and not (has_user and MAIL_ADDRESS.fullmatch(sample)):
+            raise ValueError('must be one plain address with {user} before the "@", as {user}@example.org')
+        return value
+
+    @property
+    def smtp_port(self) -> int:
+        return self.port or MAIL_PORTS[self.security]
+
+
+class Notify(Section):
+    """How people are told, beside the pages. What is not set up here is not sent."""
+
+    webhook_url_file: Path | None = None
+    email: Email = Email()
+    terminal: bool = True
+
+    @model_validator(mode="after")
+    def _address_in_a_file(self) -> Notify:
+        if re.match(r"[a-z]+:/", str(self.webhook_url_file or ""), re.I):
+            raise ValueError(
+                "notify.webhook_url_file names a file; the address is a secret: write it into a file of "
+                "its own"
+            )
+        return self
 
 
 class Settings(Section):
@@ -149,7 +274,13 @@ class Settings(Section):
     servers: Servers = Servers()
     gpus: Gpus = Gpus()
     limits: Limits = Limits()
+    quotas: tuple[QuotaRule, ...] = ()
+    priorities: Mapping[GroupName, Annotated[StrictInt, Field(ge=-1000, le=1000)]] = Field(
+        default_factory=dict
+    )
+    """By group; larger goes first. People of no such group have 0."""
     queue: Queue = Queue()
+    notify: Notify = Notify()
     images: tuple[str, ...] = ("local",)
     catalogue: Mapping[TypeName, TypeEntry] = Field(default_factory=dict)
 
@@ -179,6 +310,23 @@ class Settings(Section):
                 raise ValueError(
                     f"gpus.simulated names gpu_type {entry.gpu_type!r}, which is not in the catalogue "
                     f"({', '.join(known)}); add it under catalogue"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _rules_can_hold(self) -> Settings:
+        known = self.types()
+        for number, rule in enumerate(self.quotas):
+            if missing := next((name for name in rule.gpu_types if name not in known), None):
+                raise ValueError(
+                    f"quotas.{number} names gpu_type {missing!r}, which is not in the catalogue "
+                    f"({', '.join(known)}); add it under catalogue"
+                )
+            total = self.limits.total_hours if rule.total_hours is None else rule.total_hours
+            if rule.hours is not None and rule.hours > total:
+                raise ValueError(
+                    f"quotas.{number}: hours {rule.hours:g} is more than total_hours {total:g}, "
+                    "which counts extensions too; give this rule a larger total_hours"
                 )
         return self
 
@@ -271,7 +419,9 @@ def _message(error: ValidationError, source: str, origin: Mapping[tuple[str, ...
     if first["type"] == "missing":
         return f"{where}: {key} is missing."
     if isinstance(first["input"], dict | Settings | Section) or not key:
-        return f"{where}: {text}"
+        # Our own sentences name the key themselves, but cannot know the place of an entry in its list.
+        is_named = not key or (first["type"] == "value_error" and not keys[-1].isdigit())
+        return f"{where}: {text}" if is_named else f"{where}: {key}: {text}"
     return f"{where}: {key}: {_shown(key, first['input'])} is not possible: {text[0].lower()}{text[1:]}"
 
 

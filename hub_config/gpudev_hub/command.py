@@ -14,9 +14,12 @@ from gpudev_core.errors import PortalError
 from gpudev_core.settings import CONFIG_ENV, Settings, load
 from gpudev_hub import checks
 from gpudev_hub import up as portal_up
+from gpudev_hub.failed_command import failed, requeue
+from gpudev_hub.history_command import forecast_report, history
+from gpudev_hub.maintenance_command import maintenance
+from gpudev_hub.options import config_option, existing, failure, state_option
 
 GROUP = "gpudev.portal"
-DEFAULT_CONFIG = Path("portal.yaml")
 
 
 class Portal(click.Group):
@@ -39,19 +42,10 @@ def main() -> None:
     """Run and look after a GPU dev portal."""
 
 
-_config = click.option(
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Settings file. Default: portal.yaml in this folder, if there is one.",
-)
-
-
 @main.command()
-@_config
+@config_option
 @click.option("--port", type=int, help="Port to listen on (default 8000, or as the settings say).")
-@click.option(
-    "--state", type=click.Path(file_okay=False, path_type=Path), help="Folder for all that is kept."
-)
+@state_option
 def up(config: Path | None, port: int | None, state: Path | None) -> None:
     """Start the whole portal on this machine and stay until Ctrl+C."""
     environ = dict(os.environ)
@@ -59,7 +53,7 @@ def up(config: Path | None, port: int | None, state: Path | None) -> None:
         environ["GPUDEV_ADDRESS__PORT"] = str(port)
     if state is not None:
         environ["GPUDEV_STATE"] = str(state)
-    path = _existing(config)
+    path = existing(config)
     if path:
         environ[CONFIG_ENV] = str(path.absolute())
     try:
@@ -67,32 +61,27 @@ def up(config: Path | None, port: int | None, state: Path | None) -> None:
         environ["GPUDEV_STATE"] = str(settings.state_dir)
         code = portal_up.run(settings, environ, lambda text: click.echo(text))
     except PortalError as error:
-        raise _failure(error) from None
+        raise failure(error) from None
     sys.exit(code)
 
 
 @main.command()
-@_config
+@config_option
 def check(config: Path | None) -> None:
     """Check the settings and say what they come to."""
     try:
-        settings = load(_existing(config), os.environ)
+        settings = load(existing(config), os.environ)
         checks.check_settings(settings)
     except PortalError as error:
-        raise _failure(error) from None
+        raise failure(error) from None
     click.echo(f"The settings are good: {_summary(settings)}")
 
 
-def _existing(config: Path | None) -> Path | None:
-    if config is not None:
-        return config
-    if named := os.environ.get(CONFIG_ENV):
-        return Path(named)
-    return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
-
-
-def _failure(error: PortalError) -> click.ClickException:
-    return click.ClickException(error.message)
+main.add_command(maintenance)
+main.add_command(failed)
+main.add_command(requeue)
+main.add_command(history)
+main.add_command(forecast_report)
 
 
 def _summary(settings: Settings) -> str:

@@ -26,6 +26,7 @@ from gpudev_core.errors import PortalError
 from gpudev_core.feed import Feed, message
 from gpudev_core.portal import Portal
 from gpudev_spawner import form
+from gpudev_spawner.groups import groups_of
 
 ASSET_FOLDERS = tuple(Path(p.__file__).parent / "assets" for p in (gpudev_core, gpudev_spawner))
 
@@ -38,8 +39,12 @@ class PortalHandler(BaseHandler):
         self.feed = feed
         self.reservations_url = reservations_url
 
-    async def form_state(self, user_name: str) -> dict[str, Any]:
-        return await asyncio.to_thread(form.state, self.portal, user_name, datetime.now(UTC))
+    async def form_state(self, user_name: str, hours: str) -> dict[str, Any]:
+        """``hours``: for how long the waits are to be told."""
+        user = self.find_user(user_name)
+        groups = groups_of(user) if user is not None else ()
+        asked = form.asked_hours(hours)
+        return await asyncio.to_thread(form.state, self.portal, user_name, datetime.now(UTC), groups, asked)
 
 
 class SpawnPage(PortalHandler):
@@ -70,19 +75,20 @@ class SpawnPage(PortalHandler):
         user = self._user(user_name)
         data = _text(self.request.body_arguments)
         try:
-            row = await asyncio.to_thread(self._file_request, user.name, form.user_options(data))
+            options = form.user_options(data)
+            row = await asyncio.to_thread(self._file_request, user.name, groups_of(user), options)
         except PortalError as error:
             self.set_status(400)
             await self._render(user, form.Input(form.typed(data), form.refusal(error)))
             return
         self.redirect(url_path_join(self.reservations_url, row.reservation_id))
 
-    def _file_request(self, user_name: str, options: dict[str, Any]) -> Any:
+    def _file_request(self, user_name: str, groups: tuple[str, ...], options: dict[str, Any]) -> Any:
         portal = self.portal
         request = requests.from_user_options(options, portal.catalogue, portal.settings.images)
-        filing = reservations.Filing(user_name, request, filed_from="browser")
+        filing = reservations.Filing(user_name, request, filed_from="browser", groups=groups)
         now = datetime.now(UTC)
-        return reservations.file(portal.store, filing, portal.catalogue, portal.settings.limits, now=now)
+        return reservations.file(portal.store, filing, portal.catalogue, portal.settings, now=now)
 
     def _user(self, name: str) -> Any:
         user = self.current_user if name == self.current_user.name else self.find_user(name)
@@ -93,7 +99,7 @@ class SpawnPage(PortalHandler):
     async def _render(self, user: Any, given: form.Input) -> None:
         figures = url_path_join(self.hub.base_url, "portal/form", user.escaped_name)
         urls = form.Urls(feed=figures + "/events", state=figures, asset=self._asset)
-        state = await self.form_state(user.name)
+        state = await self.form_state(user.name, given.values.get("hours", ""))
         html = await self.render_template(
             "spawn.html",
             for_user=user,
@@ -129,7 +135,8 @@ class FormFigures(PortalHandler):
     async def _get(self, user_name: str) -> None:
         self.set_header("Content-Type", "application/json")
         self.set_header("Cache-Control", "no-store")
-        self.finish(json.dumps(await self.form_state(user_name)))
+        hours = self.get_query_argument("hours", "")
+        self.finish(json.dumps(await self.form_state(user_name, hours)))
 
 
 class FormEvents(PortalHandler):
@@ -143,9 +150,10 @@ class FormEvents(PortalHandler):
     async def _get(self, user_name: str) -> None:
         self.set_header("Content-Type", "text/event-stream")
         self.set_header("Cache-Control", "no-store")
+        hours = self.get_query_argument("hours", "")
         try:
             async for _ in self.feed.each_change():
-                self.write(message(await self.form_state(user_name)))
+                self.write(message(await self.form_state(user_name, hours)))
                 await self.flush()
         except StreamClosedError:
             return

@@ -73,8 +73,10 @@ class Hub:
             offset = following["offset"] if following else None
         return found
 
-    def start(self, user: str, server_name: str) -> StartAnswer:
-        answer = self._send("POST", _path(user, server_name), timeout=START_TIMEOUT_S)
+    def start(self, user: str, server_name: str, reservation_id: str) -> StartAnswer:
+        """Start the server of this reservation, and of no other that may have its name by now."""
+        body = {"reservation_id": reservation_id}
+        answer = self._send("POST", _path(user, server_name), json=body, timeout=START_TIMEOUT_S)
         message = _message(answer)
         if answer.status_code in (201, 202):
             return StartAnswer(Started.YES)

@@ -9,14 +9,17 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from gpudev_core import views
+from gpudev_core import quotas, views
 from gpudev_core.errors import PortalError, Refused
 from gpudev_core.portal import Portal
-from gpudev_core.requests import FIELDS
+from gpudev_core.requests import FIELDS, MIN_HOURS
+from gpudev_spawner.groups import groups_of
 
 NEW_DISK = "+"
 KEPT = (*FIELDS, "new_disk_name")
 """Fields of the form whose input is kept when it comes back."""
+USUAL_HOURS = 4.0
+MOST_HOURS = 24.0 * 366
 
 _templates = Environment(
     loader=PackageLoader("gpudev_spawner"),
@@ -69,9 +72,24 @@ def refusal(error: PortalError) -> dict[str, dict[str, Any]]:
     return {where: {"message": error.message, "fits": fits, "reason": error.reason}}
 
 
-def state(portal: Portal, user: str, now: datetime) -> dict[str, Any]:
+def asked_hours(text: str) -> float | None:
+    """The hours for which waits are to be told; None where they are not a usable number."""
+    try:
+        hours = float(text)
+    except ValueError:
+        return None
+    return hours if MIN_HOURS <= hours <= MOST_HOURS else None
+
+
+def state(
+    portal: Portal, user: str, now: datetime, groups: tuple[str, ...] = (), hours: float | None = None
+) -> dict[str, Any]:
+    """``hours`` None: what the form proposes."""
+    most = quotas.limits_for(portal.settings, user, groups).hours
     with portal.store.read() as session:
-        return views.form(session, portal.settings, portal.catalogue, user, now)
+        return views.form(
+            session, portal.settings, portal.catalogue, user, now, groups, hours or min(USUAL_HOURS, most)
+        )
 
 
 def render(form_state: Mapping[str, Any], given: Input, urls: Urls, simulated: bool) -> str:
@@ -89,6 +107,6 @@ def render(form_state: Mapping[str, Any], given: Input, urls: Urls, simulated: b
 def plain_form(spawner: Any) -> str:
     """For a hub without the portal's own pages: the same form, without live figures."""
     portal: Portal = spawner.portal
-    current = state(portal, spawner.user.name, datetime.now(UTC))
+    current = state(portal, spawner.user.name, datetime.now(UTC), groups_of(spawner.user))
     urls = Urls(feed="", state="", asset=lambda name: "")
     return render(current, Input(), urls, portal.simulated)

@@ -24,6 +24,7 @@ from gpudev_core import availability, sessions
 from gpudev_core.errors import PortalError
 from gpudev_core.sessions import MARKER, SessionRecord, Sessions
 from gpudev_core.tables import ReservationRow
+from gpudev_spawner import memory
 from gpudev_spawner.mixin import ReservationMixin
 from gpudev_spawner.resources import hints, share_of
 
@@ -35,6 +36,8 @@ _USUAL_MASK = 0o022
 
 class GpuLocalSpawner(ReservationMixin, SimpleLocalProcessSpawner):
     _session: SessionRecord | None = None
+    _memory: tuple[int, Path | None] | None = None
+    """The process, and where the kernel counts what it ended around it."""
 
     api_url = Unicode(
         help="Address of the web service as servers of this machine reach it, for ``gpu-dev`` and the "
@@ -94,6 +97,11 @@ class GpuLocalSpawner(ReservationMixin, SimpleLocalProcessSpawner):
             return 0
         return status
 
+    def memory_kills(self) -> int | None:
+        if self.pid and (self._memory is None or self._memory[0] != self.pid):
+            self._memory = (self.pid, memory.counter_of(self.pid))
+        return memory.kills(self._memory[1]) if self._memory else None
+
     async def clean_up(self, row: ReservationRow) -> None:
         await asyncio.to_thread(self._end_session_of, row)
 
@@ -147,7 +155,7 @@ class GpuLocalSpawner(ReservationMixin, SimpleLocalProcessSpawner):
         for share in self.placement.shares:
             node = nodes.get(share.node)
             if node is None:
-                raise PortalError(f"Node {share.node} is gone.", reason="node_gone")
+                raise PortalError(f"Node {share.node} is gone.", reason="node_gone", node=share.node)
             found += [node.device_ids[unit] for unit in share.units if node.device_ids]
         return found
 

@@ -5,38 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from browsing import NARROW, choose, log_in, main_button, picture
 from playwright.sync_api import Page, expect
 from running import Person, RunningPortal
-
-WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 320, "height": 700}
-
-
-def log_in(page: Page, portal: RunningPortal, name: str) -> None:
-    page.goto(f"{portal.url}/hub/login")
-    page.get_by_label("Username").fill(name)
-    page.locator("#password_input").fill((portal.state / "password").read_text().strip())
-    page.get_by_role("button", name="Sign in").click()
-    expect(page).to_have_url(re.compile("/services/gpu-dev/"))
-
-
-def choose(page: Page, gpu_type: str, count: int | None = None, hours: str = "1") -> None:
-    page.locator(f'input[name=gpu_type][value="{gpu_type}"]').check(force=True)
-    if count:
-        page.locator(f'input[name=gpu_count][value="{count}"]').check(force=True)
-    page.locator("input[name=hours]").first.fill(hours)
-
-
-def main_button(page: Page):
-    return page.locator("[data-go]")
-
-
-def picture(page: Page, shots: Path | None, name: str) -> None:
-    if shots:
-        shots.mkdir(parents=True, exist_ok=True)
-        for size, label in ((WIDE, "wide"), (NARROW, "narrow")):
-            page.set_viewport_size(size)
-            page.screenshot(path=shots / f"{name}-{label}.png", full_page=True)
-        page.set_viewport_size(WIDE)
 
 
 def test_from_login_to_a_cell_that_runs_and_back(
@@ -105,10 +76,10 @@ def test_a_queued_request_starts_by_itself(
     log_in(page, portal, person.name)
     page.goto(f"{portal.url}/hub/spawn")
     choose(page, "h100", 8)
-    expect(main_button(page)).to_contain_text("Join the queue: start about")
+    expect(main_button(page)).to_contain_text("Join the queue: start no later than")
     picture(page, shots, "form-queue")
     main_button(page).click()
-    expect(page.get_by_text(re.compile("Starts about"))).to_be_visible()
+    expect(page.get_by_text(re.compile("^Starts .*no later than"))).to_be_visible()
     picture(page, shots, "queued")
     neighbour.end(first)
     expect(page).to_have_url(re.compile(rf"/user/{person.name}/h100/lab"))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 
-from gpudev_cli import config, tables
-from gpudev_cli.client import Client, NoAnswer, NotLoggedIn, Rejected
+from gpudev_cli import config
+from gpudev_cli.client import Client, NoAnswer, NotLoggedIn, Refused, Rejected
 
-NOW = datetime(2026, 11, 15, 12, 50, tzinfo=UTC).astimezone()
 H100 = {
     "gpu_type": "h100", "total": 24, "available": 4, "in_use": 20, "queued": 8,
     "max_reservable": 4, "max_per_node": 8, "stale": False, "as_of": "2026-11-15T12:49:00Z", "newer": 1,
@@ -50,26 +48,25 @@ def test_every_bad_answer_is_an_error_without_the_token(response: httpx.Response
     assert "secret" not in str(caught.value)
 
 
+def test_a_refusal_carries_its_rule_and_what_fits() -> None:
+    told = {"detail": "No.", "reason": "promised", "field": "hours", "fits": "2026-11-15T17:00:00Z",
+            "values": {"at": "2026-11-15T17:00:00Z"}}  # fmt: skip
+    with pytest.raises(Refused) as caught:
+        client(lambda _: httpx.Response(400, json=told)).extend("abc", hours=4)
+    assert caught.value.as_json() == {
+        "code": "refused",
+        "message": "No.",
+        "reason": {"code": "promised", "at": "2026-11-15T17:00:00Z"},
+        "fits": {"until": "2026-11-15T17:00:00Z"},
+    }
+
+
 def test_an_address_that_does_not_answer() -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
     with pytest.raises(NoAnswer, match="http://portal/services/gpu-dev cannot be reached"):
         client(answer).availability()
-
-
-def test_the_table_of_what_is_free() -> None:
-    found = client(lambda _: httpx.Response(200, json={"availability": {"h100": H100}})).availability()
-    lines = tables.availability(found, NOW).splitlines()
-    assert lines[0].split() == ["TYPE", "FREE", "STARTS", "NOW", "WAITING"]
-    assert lines[1].split() == ["h100", "4", "of", "24", "up", "to", "4", "8"]
-    assert lines[2].startswith("As of")
-
-
-def test_stale_figures_are_called_so() -> None:
-    old = {**H100, "stale": True, "as_of": "2026-11-15T12:38:00Z"}
-    found = client(lambda _: httpx.Response(200, json={"availability": {"h100": old}})).availability()
-    assert "12 minutes ago" in tables.availability(found, NOW)
 
 
 def test_the_token_is_kept_where_only_its_owner_can_read_it(

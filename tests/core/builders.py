@@ -13,14 +13,15 @@ from gpudev_core import availability, reservations
 from gpudev_core.catalogue import Catalogue
 from gpudev_core.models import Holding, Node, Placement, Request, Share, Status
 from gpudev_core.reservations import Filing
-from gpudev_core.settings import Limits
+from gpudev_core.settings import Limits, Settings
 from gpudev_core.store import Store
 from gpudev_core.tables import Base, DiskRow, ReservationEventRow, ReservationRow
 
 NOW = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
 IN_AN_HOUR = NOW + timedelta(hours=1)
+AN_HOUR_AGO = NOW - timedelta(hours=1)
 CATALOGUE = Catalogue()
-ROOMY = Limits(gpus=1000, reservations=1000, gpu_hours=1e6, disks=1000)
+ROOMY = Limits(gpus=1000, reservations=1000, queued=1000, gpu_hours=1e6, disks=1000)
 
 T = TypeVar("T")
 
@@ -69,10 +70,16 @@ class Cluster:
         self.nodes.append(Node(name, self.gpu_type.name, units, **more))
         return self.holding({name: range(held)}, until) if held else self
 
-    def holding(self, units: dict[str, Sequence[int]], until: datetime, user: str = "somebody") -> Self:
+    def holding(
+        self,
+        units: dict[str, Sequence[int]],
+        until: datetime,
+        user: str = "somebody",
+        began: datetime = AN_HOUR_AGO,
+    ) -> Self:
         shares = tuple(Share(node, tuple(of_node)) for node, of_node in units.items())
         number = f"{self.gpu_type.name}-{len(self.holdings) + 1}"
-        self.holdings.append(Holding(number, user, self.gpu_type.name, Placement(shares), until))
+        self.holdings.append(Holding(number, user, self.gpu_type.name, Placement(shares), began, until))
         return self
 
 
@@ -176,10 +183,11 @@ class Desk:
         user: str = "ada",
         limits: Limits = ROOMY,
         now: datetime = NOW,
+        settings: Settings | None = None,
         **more: Any,
     ) -> ReservationRow:
         filing = Filing(user, request or ask(), filed_from="test", **more)
-        return reservations.file(self.store, filing, CATALOGUE, limits, now=now)
+        return reservations.file(self.store, filing, CATALOGUE, settings or Settings(limits=limits), now=now)
 
     def end(self, reservation_id: str, now: datetime = NOW) -> bool:
         with self.store.write() as session:

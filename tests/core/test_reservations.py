@@ -27,7 +27,7 @@ from gpudev_core.errors import Conflict, NotFound, PortalError, Refused
 from gpudev_core.models import GpuType, Placement, Request, Share, Status
 from gpudev_core.quotas import Use
 from gpudev_core.reservations import Filing
-from gpudev_core.settings import Limits
+from gpudev_core.settings import Limits, Settings
 from gpudev_core.store import Store
 from gpudev_core.tables import GpuTypeRow, ReservationRow
 
@@ -128,7 +128,7 @@ def test_a_server_named_after_a_long_type_has_a_possible_name(store: Store) -> N
             GpuTypeRow(gpu_type=kind.name, instance_type="box", max_gpus=2, cpus=8, memory_gb=32, nodes=nodes)
         )
     filing = Filing("ada", ask(kind.name), filed_from="test")
-    row = reservations.file(store, filing, Catalogue([kind]), ROOMY, now=NOW)
+    row = reservations.file(store, filing, Catalogue([kind]), Settings(), now=NOW)
     assert row.server_name == "quadro-rtx-8000-with-max-q-des"
 
 
@@ -185,7 +185,7 @@ def test_what_is_refused_leaves_nothing_behind(
 def test_before_a_controller_has_told_of_nodes_nothing_is_offered(store: Store) -> None:
     filing = Filing("ada", ask(), filed_from="test")
     with pytest.raises(Refused, match="Possible: none yet"):
-        reservations.file(store, filing, CATALOGUE, ROOMY, now=NOW)
+        reservations.file(store, filing, CATALOGUE, Settings(), now=NOW)
 
 
 def test_too_many_nodes_names_what_fits(desk: Desk) -> None:
@@ -375,17 +375,18 @@ def test_disks_come_last_used_first_and_never_used_last(store: Store) -> None:
 
 def test_who_holds_what_and_until_when(store: Store) -> None:
     Row("a").asks(ask("t4", 2, 3)).active(NOW - hours(1), node_1=[0, 1]).save(store)
-    Row("p").asks(ask("h100", 16, 3)).preparing(NOW - minutes(1), n_3=range(8), n_4=range(8)).save(store)
+    preparing = Row("p").asks(ask("h100", 16, 3)).preparing(NOW - minutes(1), n_3=range(8), n_4=range(8))
+    preparing.with_(latest_end=NOW + hours(4)).save(store)
     Row("w").asks(ask("t4", 1, 3)).save(store)
     Row("e").asks(ask("t4", 1, 3)).active(NOW - hours(3), node_1=[3]).ended(NOW).save(store)
     with store.read() as session:
         rows = reservations.open_rows(session)
-    held = {h.reservation_id: h for h in reservations.holdings(rows, minutes(2))}
+    held = {h.reservation_id: h for h in reservations.holdings(rows)}
     assert set(held) == {"a", "p"}
     assert held["a"].placement == Placement((Share("node-1", (0, 1)),))
-    assert held["a"].ends_at == NOW + hours(2)
+    assert (held["a"].began, held["a"].ends_at) == (NOW - hours(1), NOW + hours(2))
     assert held["p"].placement.nodes == ("n-3", "n-4")
-    assert held["p"].ends_at == NOW + hours(3) + minutes(1), "its allowance, then its whole time"
+    assert (held["p"].began, held["p"].ends_at) == (NOW - minutes(1), NOW + hours(4)), "as it was planned"
 
 
 def test_the_queue_has_every_request_whole(desk: Desk) -> None:

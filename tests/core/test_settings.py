@@ -115,6 +115,27 @@ def test_catalogue_entries_add_and_replace_types(portal_yaml: Path) -> None:
     assert "h100" in types
 
 
+def test_rules_may_name_types_of_the_sites_own(portal_yaml: Path) -> None:
+    portal_yaml.write_text(
+        "catalogue: {mi300: {gpus_per_node: 8, cpus: 96, memory_gb: 1024}}\n"
+        "quotas:\n"
+        "- {groups: [vision], gpu_types: [mi300, h100], gpus: 4, hours: 72, total_hours: 96}\n"
+        "priorities: {vision: 10, guests: -5}\n"
+    )
+    settings = load(portal_yaml, {})
+    assert (settings.quotas[0].gpu_types, settings.quotas[0].reservations) == (("mi300", "h100"), None)
+    assert settings.priorities == {"vision": 10, "guests": -5}
+
+
+def test_rules_may_come_from_the_environment() -> None:
+    settings = load(None, {"GPUDEV_QUOTAS": "[{users: [ada], gpus: 64}]", "GPUDEV_PRIORITIES": "{ops: 1}"})
+    assert (settings.quotas[0].users, settings.quotas[0].gpus, settings.priorities) == (
+        ("ada",),
+        64,
+        {"ops": 1},
+    )
+
+
 def test_settings_cannot_be_changed_after_reading() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().address.port = 1
@@ -170,6 +191,11 @@ def test_an_unknown_key_is_named_with_what_was_meant(portal_yaml: Path, text: st
         pytest.param("limits: {hours: -1}", "limits.hours", "-1", id="negative hours"),
         pytest.param("limits: {hours: .nan}", "limits.hours", "nan", id="hours that are not a number"),
         pytest.param("limits: {gpu_hours: .inf}", "limits.gpu_hours", "inf", id="endless GPU-hours"),
+        pytest.param("quotas: [{users: [a], gpus: -1}]", "quotas.0.gpus", "-1", id="a negative quota"),
+        pytest.param("quotas: [{users: [a], queued: 0}]", "quotas.0.queued", "0", id="no queue at all"),
+        pytest.param("quotas: [{users: ada, gpus: 1}]", "quotas.0.users", "'ada'", id="a name for names"),
+        pytest.param("priorities: {ops: 1.5}", "priorities.ops", "1.5", id="a priority and a half"),
+        pytest.param("priorities: {ops: true}", "priorities.ops", "True", id="a priority that is none"),
         pytest.param("images: []", "images", "[]", id="no image"),
         pytest.param("images: one", "images", "'one'", id="text for a list"),
         pytest.param("queue: 1", "queue", "1", id="a number for a section"),
@@ -197,6 +223,33 @@ def test_a_bad_value_is_named_with_file_and_key(portal_yaml: Path, text: str, ke
             id="simulated type that the catalogue lacks",
         ),
         pytest.param('catalogue: {"a\\nb": {}}', "catalogue.a b.[key]: ", id="a type's name of two lines"),
+        pytest.param(
+            "quotas: [{users: [ada], gpus: 1}, {gpus: 1}]",
+            "quotas.1: a rule needs users, groups or gpu_types; what holds for everybody stands in limits",
+            id="a rule for nobody",
+        ),
+        pytest.param("quotas: [{groups: [ops]}]", "quotas.0: the rule limits nothing", id="an empty rule"),
+        pytest.param(
+            "quotas: [{gpu_types: [h100], disk_gb: 9}]",
+            "quotas.0: disk_gb cannot be limited by GPU type",
+            id="disks of a GPU type",
+        ),
+        pytest.param(
+            "quotas: [{gpu_types: [z9], gpus: 1}]",
+            "quotas.0 names gpu_type 'z9', which is not in the catalogue (t4, ",
+            id="a rule for a type that the catalogue lacks",
+        ),
+        pytest.param(
+            "quotas: [{users: [ada], hours: 72}]",
+            "quotas.0: hours 72 is more than total_hours 48",
+            id="a rule with hours that no total allows",
+        ),
+        pytest.param(
+            "limits: {hours: 72}",
+            "limits.hours 72 is more than limits.total_hours 48",
+            id="hours that no total allows",
+        ),
+        pytest.param("quotas: {users: [ada]}", "quotas: Input should be a valid list", id="rules as keys"),
         pytest.param(
             f"login: {{kind: oidc, {PROVIDER}}}",
             "login.kind oidc needs login.issuer",

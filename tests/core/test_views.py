@@ -71,6 +71,8 @@ def test_each_size_says_whether_it_starts_now_or_when(desk: Desk) -> None:
         "possible": True,
         "starts_now": True,
         "about": "2026-03-02T09:00:00Z",
+        "no_later_than": "2026-03-02T09:00:00Z",
+        "now_for_hours": None,
         "on": ["node-3"],
         "reason": None,
     }
@@ -80,9 +82,11 @@ def test_each_size_says_whether_it_starts_now_or_when(desk: Desk) -> None:
         "nodes": 2,
         "possible": True,
         "starts_now": False,
-        "about": "2026-03-02T11:00:30Z",
+        "about": "2026-03-02T11:01:00Z",
+        "no_later_than": "2026-03-02T11:01:00Z",
+        "now_for_hours": None,
         "on": ["node-3", "node-4"],
-        "reason": {"code": "needs_empty_nodes", "nodes": 2, "node": "node-3", "at": "2026-03-02T11:00:30Z"},
+        "reason": {"code": "needs_empty_nodes", "nodes": 2, "node": "node-3", "at": "2026-03-02T11:01:00Z"},
     }
     assert (sizes[24]["possible"], sizes[24]["about"], sizes[24]["on"]) == (False, None, [])
     assert sizes[24]["reason"]["code"] == "does_not_fit"
@@ -93,7 +97,7 @@ def test_sizes_wait_behind_the_queue_of_their_type(desk: Desk) -> None:
     shown = form(desk.store)
     h100, t4 = type_of(shown, "h100"), type_of(shown, "t4")
     assert (h100["queued"], t4["queued"]) == (1, 0)
-    assert {size["about"] for size in h100["counts"] if size["possible"]} == {"2026-03-02T12:02:30Z"}
+    assert {size["about"] for size in h100["counts"] if size["possible"]} == {"2026-03-02T12:03:00Z"}
     assert all(size["starts_now"] for size in t4["counts"])
 
 

@@ -96,7 +96,7 @@ def test_what_does_not_fit_waits_and_starts_by_itself(person: Person, neighbour:
     assert queued["reason"]["code"] == "needs_free_on_one_node"
     # The clean-up time is planned in, so that what is said is not too early.
     ends = datetime.fromisoformat(person.reservation(first)["expires_at"])
-    assert datetime.fromisoformat(queued["expected_start"]) >= ends
+    assert datetime.fromisoformat(queued["no_later_than"]) >= ends
     person.end(first)
     assert neighbour.wait_for(second, "active")["nodes"] == ["gpu-node-5"]
 

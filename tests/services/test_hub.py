@@ -49,7 +49,7 @@ def test_no_answer_is_dont_know(error: httpx.HTTPError) -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         raise error
 
-    for call in (lambda h: h.servers(), lambda h: h.start("ada", "x"), lambda h: h.stop("ada", "x")):
+    for call in (lambda h: h.servers(), lambda h: h.start("ada", "x", "r1"), lambda h: h.stop("ada", "x")):
         with pytest.raises(DontKnow) as caught:
             call(hub(answer))
         assert "secret-token" not in str(caught.value)
@@ -68,7 +68,9 @@ def test_no_answer_is_dont_know(error: httpx.HTTPError) -> None:
     ],
 )
 def test_answers_to_a_start(status: int, body: dict[str, str] | None, expected: Started) -> None:
-    answer = hub(lambda _: httpx.Response(status, json=body, headers={"Retry-After": "7"})).start("ada", "x")
+    answer = hub(lambda _: httpx.Response(status, json=body, headers={"Retry-After": "7"})).start(
+        "ada", "x", "r1"
+    )
     assert answer.outcome is expected
     if expected is Started.LATER:
         assert answer.retry_after_s == 7
@@ -82,8 +84,8 @@ def test_names_are_quoted_and_the_token_is_in_no_address() -> None:
         return httpx.Response(204 if request.method == "DELETE" else 201)
 
     talking = hub(answer)
-    talking.start("a/../b@c", "x")
-    talking.start("ada", "")
+    talking.start("a/../b@c", "x", "r1")
+    talking.start("ada", "", "r1")
     talking.stop("ada", "x")
     assert [r.url.raw_path for r in seen] == [
         b"/hub/api/users/a%2F..%2Fb%40c/servers/x",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpudev_core.catalogue import Catalogue
+from gpudev_core import failures
 from gpudev_core.models import Node, Status
 from gpudev_core.settings import Settings
 from gpudev_core.tables import ReservationRow
@@ -56,7 +56,7 @@ def active(**columns: Any) -> ReservationRow:
 def steps(rows: list[ReservationRow], server: Server | None = None, **world: Any) -> list[p.Step]:
     servers = {("ada", "x"): server} if server else {}
     seen = World(**{"now": NOW, "nodes": NODES, "servers": servers, **world})
-    return p.plan(rows, seen, Catalogue(), Settings())
+    return p.plan(rows, seen, Settings())
 
 
 GONE = {"r1": NOW - timedelta(seconds=6)}
@@ -77,10 +77,42 @@ CASES = [
     ),
     (
         "failed three times: fails with the cause",
-        preparing(start_attempts=3, failure_reason="no such image"),
+        preparing(start_attempts=3, failure_reason="no such image", failure_code="image_not_found"),
         None,
         {},
-        [p.WantEnd("r1", Status.FAILED, "no such image")],
+        [p.WantEnd("r1", Status.FAILED, "no such image", "image_not_found")],
+    ),
+    (
+        "failed a moment ago and to be tried later: wait",
+        preparing(start_attempts=1, retry_at=NOW + timedelta(seconds=1)),
+        None,
+        {"missing_since": GONE},
+        [],
+    ),
+    (
+        "the time to try again has come: start again",
+        preparing(start_attempts=1, retry_at=NOW),
+        None,
+        {"missing_since": GONE},
+        [p.Start("r1")],
+    ),
+    (
+        "its node is known to be lost: fails and says so",
+        active(),
+        READY,
+        {"losses": {"r1": failures.cause("node_lost", node="gpu-node-1")}},
+        [
+            p.WantEnd(
+                "r1", Status.FAILED, "the node gpu-node-1 was lost, and the programs with it", "node_lost"
+            )
+        ],
+    ),
+    (
+        "lost, but its time is up as well: it has expired",
+        active(expires_at=NOW),
+        None,
+        {"losses": {"r1": failures.cause("node_lost", node="gpu-node-1")}},
+        [p.WantEnd("r1", Status.EXPIRED, "time_up")],
     ),
     ("active and well: nothing", active(), READY, {}, []),
     ("active, server gone a moment: nothing yet", active(), None, {}, []),
@@ -127,6 +159,20 @@ CASES = [
         [p.EndProcesses("r1")],
     ),
     (
+        "the hub hangs while stopping, within grace: wait",
+        active(end_wanted="expired", expires_at=NOW - timedelta(seconds=5)),
+        STOPPING,
+        {"processes": {"r1"}},
+        [],
+    ),
+    (
+        "the hub hangs while stopping, past grace: end without it",
+        active(end_wanted="expired", expires_at=LATE),
+        STOPPING,
+        {"processes": {"r1"}},
+        [p.EndProcesses("r1")],
+    ),
+    (
         "hub silent, past grace, nothing runs: still not finished",
         active(end_wanted="expired", expires_at=LATE),
         None,
@@ -143,63 +189,3 @@ def test_one_that_holds_gpus(
     found: ReservationRow, server: Server | None, world: dict[str, Any], expected: list[p.Step]
 ) -> None:
     assert steps([found], server, **world) == expected
-
-
-def test_what_fits_is_admitted_and_what_does_not_is_queued_in_order() -> None:
-    rows = [row(1, gpu_count=8), row(2, gpu_count=16), row(3, gpu_count=1)]
-    found = steps(rows)
-    assert [type(step) for step in found] == [p.Admit, p.Enqueue, p.Enqueue]
-    assert [step.forecast.position for step in found[1:]] == [2, 3]  # type: ignore[union-attr]
-
-
-def test_a_small_request_does_not_pass_a_large_one_that_waits() -> None:
-    held = preparing(start_attempts=1)
-    found = steps([held, row(2, gpu_count=16), row(3, gpu_count=1)], STARTING)
-    assert [type(step) for step in found] == [p.Enqueue, p.Enqueue]
-
-
-def test_units_of_two_admissions_in_one_round_never_overlap() -> None:
-    found = steps([row(1, gpu_count=4), row(2, gpu_count=4), row(3, gpu_count=8)])
-    taken = [
-        (share.node, unit)
-        for step in found
-        for share in step.forecast.placement.shares  # type: ignore[union-attr]
-        for unit in share.units
-    ]
-    assert len(found) == 3 and len(taken) == len(set(taken)) == 16
-
-
-def test_a_pending_request_that_nobody_picked_up_fails_and_does_not_hold_up_others() -> None:
-    old = row(1, gpu_count=16, created_at=NOW - timedelta(minutes=6))
-    found = steps([old, row(2, gpu_count=8)])
-    assert (
-        isinstance(found[0], p.WantEnd) and found[0].end is Status.FAILED and "5 minutes" in found[0].reason
-    )
-    assert isinstance(found[1], p.Admit)
-
-
-def test_a_queued_request_may_wait_two_days_and_no_longer() -> None:
-    held = preparing(start_attempts=1)
-    within = row(2, status="queued", created_at=NOW - timedelta(hours=47), queue_position=1)
-    beyond = row(3, status="queued", created_at=NOW - timedelta(hours=49), queue_position=1)
-    assert [type(s) for s in steps([held, within], STARTING)] == [p.Admit]
-    assert [type(s) for s in steps([held, beyond], STARTING)] == [p.WantEnd]
-
-
-def test_a_forecast_is_written_again_only_when_it_moves_by_two_minutes() -> None:
-    blocker = active()
-    waiting = row(2, gpu_count=16)
-    first = steps([blocker, waiting], READY)[0]
-    assert isinstance(first, p.Enqueue) and first.forecast.at is not None
-    waiting.status, waiting.queue_position = "queued", 1
-    for moved, expected in ((60, []), (180, [p.Enqueue])):
-        waiting.expected_start = first.forecast.at + timedelta(seconds=moved)
-        assert [type(step) for step in steps([blocker, waiting], READY)] == expected
-
-
-def test_what_can_never_fit_now_waits_without_a_time_and_lets_others_pass() -> None:
-    down = [NODES[0], Node("gpu-node-2", "h100", 8, ready=False)]
-    found = steps([row(1, gpu_count=16), row(2, gpu_count=8)], nodes=down)
-    assert isinstance(found[0], p.Enqueue) and found[0].forecast.at is None
-    assert found[0].forecast.reason is not None and found[0].forecast.reason.code == "does_not_fit"
-    assert isinstance(found[1], p.Admit)

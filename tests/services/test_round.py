@@ -66,9 +66,9 @@ class Stage:
     def file(self, gpu_type: str = "h100", count: int = 8, hours: float = 1.0) -> str:
         self.now += timedelta(milliseconds=1)  # who comes first is told by the time
         filing = Filing("ada", Request(gpu_type, count, hours), filed_from="test")
-        limits = self.portal.settings.limits
+        portal = self.portal
         return reservations.file(
-            self.portal.store, filing, self.portal.catalogue, limits, now=self.now
+            portal.store, filing, portal.catalogue, portal.settings, now=self.now
         ).reservation_id
 
     def row(self, reservation_id: str) -> ReservationRow:
@@ -123,9 +123,10 @@ def test_a_silent_hub_ends_nothing_and_loses_nothing(stage: Stage) -> None:
 def test_a_start_that_fails_is_tried_three_times_and_then_fails_with_its_cause(stage: Stage) -> None:
     stage.hub.refuses = True
     reservation_id = stage.file()
-    stage.rounds(60)
+    stage.rounds(120)
     row = stage.row(reservation_id)
-    assert row.status == "failed" and row.failure_reason == "no room on the disk"
+    assert row.status == "failed" and str(row.failure_reason).endswith("no room on the disk")
+    assert row.failure_code == "refused_by_hub"
     assert len(stage.hub.starts) == 3
     with stage.portal.store.read() as session:
         mine = reservations.open_of(session, "ada")
@@ -161,7 +162,7 @@ def test_gpus_are_never_given_twice(stage: Stage) -> None:
         stage.file("t4", 2)
     stage.rounds(5)
     with stage.portal.store.read() as session:
-        held = reservations.holdings(reservations.open_rows(session), timedelta(0))
+        held = reservations.holdings(reservations.open_rows(session))
     units = [(share.node, unit) for h in held for share in h.placement.shares for unit in share.units]
     assert len(units) == len(set(units)) == 8
 

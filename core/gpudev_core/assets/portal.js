@@ -146,7 +146,8 @@
   // Words ----------------------------------------------------------------------------
 
   const plain = (number) => String(Number(Number(number).toPrecision(6)));
-  const hours = (value) => (value < 1 ? `${Math.round(value * 60)} min` : `${plain(value)} h`);
+  const round = (value) => Math.round(value * 100) / 100; // an end in whole seconds makes hours that are none
+  const hours = (value) => (value < 1 ? `${Math.round(value * 60)} min` : `${plain(round(value))} h`);
   const plural = (n, one, many = `${one}s`) => `${plain(n)} ${n === 1 ? one : many}`;
 
   function ordinal(n) {
@@ -162,7 +163,7 @@
   }
 
   function gpusOf(reservation) {
-    const nodes = reservation.nodes.length;
+    const nodes = reservation.nodes.length || reservation.planned_nodes?.length || 1;
     return gpus(reservation.gpu_type, reservation.gpu_count, nodes > 1 ? reservation.gpu_count / nodes : 0);
   }
 
@@ -174,13 +175,27 @@
     return `Does not fit now: ${up} of ${nodes} nodes ${up === 1 ? "is" : "are"} up.`;
   }
 
+  const NTH = ["", "first", "second", "third", "fourth"];
+  const dot = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
+
+  function promised_to_others(r) {
+    const from = r.promised_from && Date.parse(r.promised_from) > clock.now() ? ` from ${time(r.promised_from)}` : "";
+    const then = r.promised_node === r.node ? "it is free again" : `${r.node} is free`;
+    return `${r.promised_node} is promised${from || " to someone in the queue"}; ${then} ${atTime(r.at)}.`;
+  }
+
+  const closedWords = (type, note) => `${type} is closed for maintenance${note ? `: ${dot(note)}` : "."}`;
+
   const REASONS = {
     needs_free_on_one_node: (r) => `Needs ${r.gpus} free on one node; ${r.node} is the first, ${atTime(r.at)}.`,
-    needs_empty_nodes: (r) => `Needs ${r.nodes} empty nodes; ${r.node} is the last of them, ${atTime(r.at)}.`,
+    needs_empty_nodes: (r) => `Needs ${r.nodes} empty nodes; the ${NTH[r.nodes] ?? "last"} is empty ${atTime(r.at)}.`,
     needs_free_slot: (r) => `All slots are taken; ${r.node} has one ${atTime(r.at)}.`,
-    behind_others: () => "Waits behind requests that were filed earlier.",
+    promised_to_others,
     does_not_fit,
     held_outside: () => "Programs outside the portal use these GPUs; the end is not known.",
+    maintenance: (r) => `${closedWords(r.gpu_type, r.note)} Your place is kept.`,
+    over_quota: (r) => `${dot(r.message)} Your place is kept.`,
+    disk_busy: (r) => `Disk ${r.disk} is still attached to another reservation.`,
   };
 
   const reason = (code) => (code && Object.hasOwn(REASONS, code.code) ? REASONS[code.code](code) : "");
@@ -192,6 +207,24 @@
     time_up: "time was up",
     server_stopped: "the server was stopped",
     server_shut_down: "the server was shut down",
+    image_not_found: "the image was not found, or the portal may not read it",
+    disk_not_attached: "the disk could not be attached",
+    no_answer: "the server did not answer",
+    start_timeout: "the server did not start in time",
+    exited: "the server ended by itself",
+    out_of_memory: "memory ran out, and the system ended the server",
+    killed: "the server was killed, as happens when memory runs out",
+    evicted: "the server was evicted from its node",
+    node_lost: "the node was lost, and the programs with it",
+    refused_by_hub: "the hub refused to start the server",
+    quota: "it is over the quota",
+    not_offered: "the GPU type is not offered any more",
+    not_picked_up: "nobody picked it up",
+    waited_too_long: "it waited too long",
+    path_too_long: "a path is too long for this machine",
+    no_space: "no space is left",
+    no_account: "this machine has no account for it",
+    unknown: "the cause is not known",
   };
 
   function cause(code) {
@@ -199,6 +232,74 @@
     if (Object.hasOwn(CAUSES, code)) return CAUSES[code];
     return /^[a-z0-9]+(_[a-z0-9]+)+$/.test(code) ? code.replaceAll("_", " ") : code.replace(/\.$/, "");
   }
+
+  // Starts, ends and messages ----------------------------------------------------------
+
+  const REWRITE_FROM = 2 * MINUTE; // a forecast that moved by less stays as it was told
+  const forecasts = new Map();
+
+  function steady(key, next) {
+    const last = forecasts.get(key);
+    const moved = !last || !next || Math.abs(Date.parse(next) - Date.parse(last)) >= REWRITE_FROM;
+    if (moved) forecasts.set(key, next);
+    return forecasts.get(key);
+  }
+
+  const isAhead = (iso) => Boolean(iso) && Date.parse(iso) > clock.now();
+
+  // "about 13:30, no later than 14:10": the forecast, then the promise. Where they are the same, the promise.
+  function aboutAndBy(about, by, tie = " ") {
+    const promise = isAhead(by) ? `no${tie}later${tie}than${tie}${time(by)}` : "";
+    if (!isAhead(about)) return promise && about ? `any moment, ${promise}` : promise;
+    if (!promise) return `about ${time(about)}`;
+    return Date.parse(about) >= Date.parse(by) || time(about) === time(by) ? promise : `about ${time(about)}, ${promise}`;
+  }
+
+  const MOVED = {
+    node_down: (d, at) => `${d.node} went down ${at}`,
+    node_cordoned: (d, at) => `${d.node} was taken out of use ${at}`,
+    used_from_outside: (d, at) => `${d.node} is used from outside the portal since ${at.replace(/^at /, "")}`,
+    still_ending: (d) => `what ran on ${d.node} has not ended in time`,
+    portal_was_late: () => "the portal was not there in time",
+    maintenance: (d, at) => `${d.gpu_type} was closed for maintenance ${at}`,
+    over_quota: () => "your limit was lowered",
+  };
+
+  const movedCause = (detail, at) => (Object.hasOwn(MOVED, detail.code) ? MOVED[detail.code](detail, atTime(at)) : "there is less room now");
+  // Names of nodes and types stay as they are, also at the beginning of a sentence.
+  const capital = (text) => (/^\S*\d/.test(text) ? text : `${text[0]?.toUpperCase() ?? ""}${text.slice(1)}`);
+
+  // The message that a promise was broken, with what holds now.
+  function movedWords(notice, r) {
+    const broken = notice.detail.old ? `${time(notice.detail.old)} cannot be kept` : "the promised time cannot be kept";
+    const now = r.no_later_than ? `Now: ${aboutAndBy(r.expected_start, r.no_later_than) || "any moment"}.` : "A new time is not known yet.";
+    return [`${capital(movedCause(notice.detail, notice.due_at))}, so ${broken}.`, now];
+  }
+
+  const lastOf = (notices, test) => (notices ?? []).filter(test).at(-1) ?? null;
+  const brokenPromise = (r, notices) => (isWaiting(r) ? lastOf(notices, (one) => one.kind === "promise_moved") : null);
+  const WARNINGS = ["ends_in_30", "ends_in_15", "ends_in_5"];
+
+  function warning(r, notices) {
+    if (r.status !== "active" || r.ending || left(r) <= 0) return null;
+    return lastOf(notices, (one) => WARNINGS.includes(one.kind) && Date.parse(one.ends_at) === Date.parse(r.expires_at));
+  }
+
+  // The number stands apart from what is announced: a screen reader is not to be told every minute.
+  function warningWords(r) {
+    const minutes = Math.max(1, Math.ceil(left(r) / MINUTE - 0.5)), files = r.disk ? `; files on disk ${r.disk} stay.` : ". Files are gone then.";
+    return [`${plural(minutes, "minute")} left.`, `${r.name} ends ${atTime(r.expires_at)}. Programs stop then${files}`];
+  }
+
+  // What stands in the way of a later end.
+  const BOUNDS = {
+    promised: (b) => `from ${time(b.at)} these GPUs are promised to someone in the queue.`,
+    total_hours: (b) => `${plain(b.limit)} h in all is the limit.`,
+    gpu_hours: (b) => `your limit is ${plain(b.limit)} GPU-hours, counted over the last ${plain(b.window_days)} days, and ${plain(b.used)} are counted.`,
+    maintenance: (b) => closedWords(b.gpu_type, ""),
+  };
+
+  const boundWords = (bound) => (bound && Object.hasOwn(BOUNDS, bound.code) ? BOUNDS[bound.code](bound) : "");
 
   // Cells ----------------------------------------------------------------------------
 
@@ -293,7 +394,7 @@
     if (isOpen(r) && r.ending) return "Ending. Programs are being stopped.";
     switch (r.status) {
       case "pending": return "Filed. Looking for a place.";
-      case "queued": return r.expected_start ? startWords(r.expected_start) : "Queued. The start time is not known yet.";
+      case "queued": return startWords(r);
       case "preparing": return r.nodes.length ? `Getting ready on ${onNodes(r.nodes)}` : "Getting ready";
       case "active": return `${countdown(left(r))} left, ends ${endTime(r.expires_at)}`;
       case "expired": return `Ended ${atTime(r.reservation_ended)}${r.launched_at ? `, after ${duration(Date.parse(r.reservation_ended) - Date.parse(r.launched_at))}` : ""}`;
@@ -304,7 +405,11 @@
   }
 
   // A start that should have come by now is not told as a time in the past.
-  const startWords = (iso) => (Date.parse(iso) > clock.now() ? `Starts about ${time(iso)}` : "Starts any moment");
+  function startWords(r) {
+    const words = aboutAndBy(steady(r.reservation_id, r.expected_start), r.no_later_than);
+    if (words) return `Starts ${words}`;
+    return r.expected_start || r.no_later_than ? "Starts any moment" : "Queued. The start time is not known yet.";
+  }
 
   function failedWords(r) {
     const why = cause(r.failure_reason || r.end_reason) || "the cause is not known";
@@ -326,6 +431,12 @@
   function withToken(url) {
     const whole = new URL(url, location.href);
     if (isOurs(url) && token()) whole.searchParams.set("_xsrf", token());
+    return whole.href;
+  }
+
+  function withValues(url, values) {
+    const whole = new URL(url, location.href);
+    for (const [name, value] of Object.entries(values)) whole.searchParams.set(name, String(value));
     return whole.href;
   }
 
@@ -364,6 +475,12 @@
 
     checkSilence() {
       if (this.source && Date.now() - this.heardAt > MOST_SILENCE) this.failed();
+    }
+
+    // The same figures, asked for in another way: what is shown stays until they come.
+    ask(values) {
+      for (const name of ["feedUrl", "stateUrl"]) if (this[name]) this[name] = withValues(this[name], values);
+      this.retryNow();
     }
 
     close() {
@@ -510,6 +627,7 @@
   window.gpudev = {
     $, $$, el, setAttr, setText, setWords, inPieces, show, fill, icon, readState, clock, time, endTime, atTime, seconds, zone, duration,
     countdown, ago, plain, hours, plural, ordinal, gpus, gpusOf, onNodes, reason, cause, drawNodes, freeWords,
-    specWords, isWaiting, isOpen, left, drawPill, place, isPerson, sentence, Feed,
+    specWords, isWaiting, isOpen, left, drawPill, place, isPerson, sentence, Feed, steady, isAhead, aboutAndBy, movedCause,
+    movedWords, brokenPromise, warning, warningWords, boundWords, closedWords, capital, withValues, round,
   };
 })();

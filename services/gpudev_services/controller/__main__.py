@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from gpudev_core.doorbell import Doorbell
 from gpudev_core.portal import Portal, this_portal
 from gpudev_services.controller.box import LocalBox
-from gpudev_services.controller.leader import leadership
+from gpudev_services.controller.leader import LostLeadership, leader_of
 from gpudev_services.controller.round import Controller
 from gpudev_services.hub import Hub
+from gpudev_services.notify.postman import Postman, channels
 from gpudev_services.parent import when_parent_ends
 
 ROUND_AT_LEAST_EVERY_S = 1.0
+POSTMAN_GRACE_S = 2.0
 log = logging.getLogger("gpudev.controller")
 
 
@@ -33,23 +35,38 @@ def main() -> None:
 def run(portal: Portal, ending: threading.Event) -> None:
     bell = Doorbell(portal.store)
     hub = Hub(os.environ["JUPYTERHUB_API_URL"], os.environ["JUPYTERHUB_API_TOKEN"])
-    controller = Controller(portal, hub, LocalBox(portal), lambda: datetime.now(UTC), bell.ring)
-    leader = leadership(portal)
+    leader, leading = leader_of(portal), threading.Event()
+    controller = Controller(portal, hub, LocalBox(portal), lambda: datetime.now(UTC), bell.ring, leader.guard)
+    postman = Postman(portal.store, channels(portal), lambda: datetime.now(UTC), leading.is_set)
+    postman.start()
     try:
         while not ending.is_set():
-            if leader.try_take():
+            if leader.leads():
+                leading.set()
                 _round(controller)
-            bell.wait(ROUND_AT_LEAST_EVERY_S)
+                postman.wake()
+            else:
+                leading.clear()
+            bell.wait(_pause(controller.seconds_to_next()))
     finally:
+        leading.clear()
+        postman.close(POSTMAN_GRACE_S)
         controller.close()
         leader.give_up()
         hub.close()
+
+
+def _pause(to_next: float) -> float:
+    """Awake at the second at which something was promised; what is overdue needs no hurry."""
+    return to_next if 0 < to_next < ROUND_AT_LEAST_EVERY_S else ROUND_AT_LEAST_EVERY_S
 
 
 def _round(controller: Controller) -> None:
     """A round that fails is told and tried again; the next one mends what it left."""
     try:
         controller.round()
+    except LostLeadership as error:
+        log.warning("%s", error)
     except Exception:
         log.exception("a round failed; the next one starts afresh")
 

@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from gpudev_core import availability, lifecycle, reservations, views
-from gpudev_core.errors import Conflict
-from gpudev_core.forecast import Allowances
-from gpudev_core.models import Node, Status
+from gpudev_core import availability, extension, failures, lifecycle, notices, reservations
+from gpudev_core.errors import Refused
+from gpudev_core.models import Node, Reason, Status
 from gpudev_core.portal import Portal
-from gpudev_core.tables import ReservationRow
+from gpudev_core.tables import GpuTypeRow, ReservationRow
 from gpudev_services.controller.box import LocalBox
-from gpudev_services.controller.plan import (
-    WRITES,
-    Activate,
-    Admit,
-    EndProcesses,
-    Enqueue,
-    Finish,
-    Settle,
-    Start,
-    Step,
-    Stop,
-    WantEnd,
-    World,
-    plan,
-)
-from gpudev_services.hub import DontKnow, Hub, Servers, Started
+from gpudev_services.controller.forecaster import Forecaster
+from gpudev_services.controller.plan import WRITES, EndProcesses, Start, Step, Stop, World, plan
+from gpudev_services.controller.queue import OVER_QUOTA, Admit, Blocked, Queue, Verdict, positions
+from gpudev_services.controller.writes import ACTOR, Writer
+from gpudev_services.hub import DontKnow, Hub, Servers, StartAnswer, Started
 
 log = logging.getLogger("gpudev.controller")
 
-ACTOR = "controller"
 LOOK_AT_NODES_EVERY = timedelta(seconds=10)
 LOOK_AT_IDLE_HUB_EVERY = timedelta(seconds=5)
 _CALLS_AT_ONCE = 16
@@ -50,7 +36,9 @@ class Controller:
         box: LocalBox,
         clock: Callable[[], datetime],
         wake: Callable[[], None] = lambda: None,
+        guard: Callable[[Session], None] = lambda session: None,
     ) -> None:
+        """``guard`` raises in a transaction of one that leads no more; see ``leader``."""
         self._portal = portal
         self._hub = hub
         self._box = box
@@ -60,193 +48,177 @@ class Controller:
         self._not_before: dict[str, datetime] = {}
         self._missing_since: dict[str, datetime] = {}
         self._nodes: tuple[datetime, Sequence[Node]] | None = None
-        self._servers: tuple[datetime, Servers] | None = None
+        self._servers: Servers | None = None
+        self._asked_at = datetime.min.replace(tzinfo=UTC)
+        self._guard = guard
+        self._has_scheduled = False
+        self._channels = notices.channels_of(portal.settings)
+        self._queue = Queue(portal.catalogue, portal.settings)
+        self._forecaster = Forecaster(portal, guard, clock)
         self._pool = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="hub")
 
     def round(self) -> None:
         now = self._clock()
-        servers = self._look_at_hub(now)  # before the rows: a row that ended meanwhile is then seen as ended
-        rows = self._read()
-        world = self._world(now, servers, rows)
-        steps = self._plan(rows, world)
-        if any(isinstance(step, WRITES) for step in steps):
-            rows, steps = self._write(world)
-        for step in steps:
-            self._call(step, rows)
+        self._look_at_hub(now)
+        rows = self._read()  # after the hub: a row that ended meanwhile is then seen as ended
+        world = self._world(now, rows)
+        if self._has_work(rows, world):
+            rows = self._write(world)
+            self._forecaster.submit(self._queue, rows, now)
+        elif self._forecaster.is_overtaken(rows, now):
+            self._forecaster.submit(self._queue, rows, now)
+        by_id = {row.reservation_id: row for row in rows}
+        for step in self._plan(rows, world):
+            self._call(step, by_id[step.reservation_id])
         self._box.sweep({row.reservation_id for row in rows})
-        held = reservations.holdings(rows, Allowances.of(self._portal.settings).preparation)
         availability.save(
-            self._portal.store, self._portal.catalogue, world.nodes, held, now=now, by="gpu-dev-controller"
+            self._portal.store,
+            self._portal.catalogue,
+            world.nodes,
+            reservations.holdings(rows),
+            now=now,
+            by="gpu-dev-controller",
+            guard=self._guard,
         )
+
+    def seconds_to_next(self) -> float:
+        """How long until something that is planned begins or ends: then a round is due."""
+        return self._queue.next_change() - self._clock().timestamp()
+
+    def _has_work(self, rows: Sequence[ReservationRow], world: World) -> bool:
+        if any(isinstance(step, WRITES) for step in self._plan(rows, world)):
+            return True
+        with self._portal.store.read() as session:
+            types = availability.rows(session)
+        return self._queue.is_due(rows, types.values(), world.nodes, world.now)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._forecaster.close()
 
     def wait_for_calls(self) -> None:
         """Until every call that is under way has its answer."""
         for call in list(self._calls.values()):
             call.result()
+        self._forecaster.wait()
 
     # Look ---------------------------------------------------------------------------------------------
 
     def _read(self) -> Sequence[ReservationRow]:
         with self._portal.store.read() as session:
-            return reservations.open_rows(session)
+            return reservations.glance(session)
 
-    def _look_at_hub(self, now: datetime) -> Servers | None:
-        """What the hub says now. Asked rarely while nothing is on its way up or down."""
-        rows = self._read()
-        moving = any(r.status == Status.PREPARING or r.end_wanted for r in rows if _holds(r))
-        fresh = self._servers is not None and now - self._servers[0] < LOOK_AT_IDLE_HUB_EVERY
-        if not any(_holds(row) for row in rows):
-            self._servers = None
-            return {}
-        if fresh and not moving and self._servers is not None:
-            return self._servers[1]
+    def _look_at_hub(self, now: datetime) -> None:
+        """Ask the hub what runs, rarely while nothing is on its way up or down."""
+        with self._portal.store.read() as session:
+            holding = reservations.holding_now(session)
+        if not holding:
+            self._servers = {}
+            return
+        moving = any(status == Status.PREPARING or end_wanted for status, end_wanted in holding)
+        if self._servers is not None and not moving and now - self._asked_at < LOOK_AT_IDLE_HUB_EVERY:
+            return
         try:
-            self._servers = (now, self._hub.servers())
+            self._servers = self._hub.servers()
         except DontKnow as error:
             log.warning("%s; nothing is ended or started", error)
             self._servers = None
-            return None
-        return self._servers[1]
+        self._asked_at = now
 
     def _look_at_nodes(self, now: datetime) -> Sequence[Node]:
         if self._nodes is None or now - self._nodes[0] >= LOOK_AT_NODES_EVERY:
             self._nodes = (now, self._box.nodes())
         return self._nodes[1]
 
-    def _world(self, now: datetime, servers: Servers | None, rows: Sequence[ReservationRow]) -> World:
+    def _world(self, now: datetime, rows: Sequence[ReservationRow]) -> World:
         self._calls = {key: call for key, call in self._calls.items() if not call.done()}
         put_off = {key for key, at in self._not_before.items() if at > now}
         world = World(
             now=now,
             nodes=self._look_at_nodes(now),
-            servers=servers,
+            servers=self._servers,
             processes=self._box.processes(),
             busy=frozenset({*self._calls, *put_off}),
             missing_since=self._missing_since,
         )
-        if servers is not None:
+        if self._servers is not None:
             gone = [row.reservation_id for row in rows if _holds(row) and world.server_of(row) is None]
             self._missing_since = {key: self._missing_since.get(key, now) for key in gone}
         return world
 
-    def _plan(self, rows: Sequence[ReservationRow], world: World) -> list[Step]:
-        return plan(rows, world, self._portal.catalogue, self._portal.settings)
+    def _plan(self, rows: Iterable[ReservationRow], world: World) -> list[Step]:
+        return plan(rows, world, self._portal.settings)
 
     # Write --------------------------------------------------------------------------------------------
 
-    def _write(self, world: World) -> tuple[Sequence[ReservationRow], list[Step]]:
-        """Plan again inside the transaction, so that what is written follows from what is there."""
-        with self._portal.store.write() as session:
-            rows = reservations.open_rows(session)
-            for step in self._plan(rows, world):
-                row = next(row for row in rows if row.reservation_id == step.reservation_id)
-                self._write_step(session, step, row, world.now)
-        rows = self._read()
-        return rows, [step for step in self._plan(rows, world) if not isinstance(step, WRITES)]
-
-    def _write_step(self, session: Session, step: Step, row: ReservationRow, now: datetime) -> None:
-        match step:
-            case Admit():
-                self._admit(session, step, row, now)
-            case Enqueue():
-                self._enqueue(session, step, row, now)
-            case Activate():
-                self._activate(session, step, row, now)
-            case Settle():
-                row.start_attempts = 1
-            case WantEnd():
-                self._want_end(session, step, row, now)
-            case Finish():
-                lifecycle.finish(session, row, now=now)
-
-    def _admit(self, session: Session, step: Admit, row: ReservationRow, now: datetime) -> None:
-        assert step.forecast.placement is not None
+    def _write(self, world: World) -> Sequence[ReservationRow]:
+        """Decide inside the transaction, so that what is written follows from what is there."""
         try:
-            reservations.attach_disk(session, row, now)
-        except Conflict as error:
-            log.warning("%s waits: %s", row.reservation_id, error)
-            return
-        lifecycle.transition(
-            session,
-            row.reservation_id,
-            Status(row.status),
-            Status.PREPARING,
-            now=now,
-            actor=ACTOR,
-            detail={"nodes": list(step.forecast.placement.nodes)},
-            placement=step.forecast.placement.as_json(),
-            preparing_at=now,
-            queue_position=None,
-            estimated_wait_minutes=None,
-            expected_start=None,
-            queue_reason=None,
-        )
+            with self._portal.store.write() as session:
+                self._guard(session)
+                self._portal.store.lock(session, extension.PLAN_LOCK)
+                rows = self._write_holding(session, world)
+                types = availability.rows(session)
+                rows = self._write_waiting(session, rows, types, world)
+            self._queue.written(rows, types.values(), world.nodes)
+            return rows
+        except BaseException:
+            self._queue.forget()
+            raise
 
-    def _enqueue(self, session: Session, step: Enqueue, row: ReservationRow, now: datetime) -> None:
-        what = step.forecast
-        row.queue_position = what.position
-        row.expected_start = what.at
-        row.estimated_wait_minutes = math.ceil((what.at - now).total_seconds() / 60) if what.at else None
-        row.queue_reason = views.plain(what.reason.as_json()) if what.reason else None
+    def _write_holding(self, session: Session, world: World) -> Sequence[ReservationRow]:
+        rows = {row.reservation_id: row for row in reservations.open_rows(session, locked=True)}
+        writer = Writer(session, self._channels, world.now)
+        if not self._has_scheduled:  # by an earlier version, or before a channel was set up
+            writer.schedule_warnings(rows.values())
+            self._has_scheduled = True
+        for step in self._plan(rows.values(), world):
+            writer.step(step, rows[step.reservation_id])
+        return _still_open(rows.values())
+
+    def _write_waiting(
+        self,
+        session: Session,
+        rows: Sequence[ReservationRow],
+        types: Mapping[str, GpuTypeRow],
+        world: World,
+    ) -> Sequence[ReservationRow]:
+        places = positions(rows)
+        verdicts = self._queue.decide(rows, types, world.nodes, self._over_quota(session, rows), world.now)
+        writer = Writer(session, self._channels, world.now)
+        for row in rows:
+            if verdict := verdicts.get(row.reservation_id):
+                writer.verdict(self._checked(session, verdict, row), row, places[row.reservation_id])
+        writer.finish()
+        return _still_open(rows)
+
+    def _checked(self, session: Session, verdict: Verdict, row: ReservationRow) -> Verdict:
+        """Limits may have been lowered while it waited: then it waits on, and says so."""
+        if not isinstance(verdict, Admit):
+            return verdict
         session.flush()
-        if row.status == Status.PENDING:
-            detail = {"position": what.position}
-            lifecycle.transition(
-                session,
-                row.reservation_id,
-                Status.PENDING,
-                Status.QUEUED,
-                now=now,
-                actor=ACTOR,
-                detail=detail,
-            )
+        over = self._is_over_quota(session, row)
+        if over is None:
+            return verdict
+        self._queue.planner(row.gpu_type).ledger.drop(row.reservation_id)
+        return Blocked(over)
 
-    def _activate(self, session: Session, step: Activate, row: ReservationRow, now: datetime) -> None:
-        lifecycle.transition(
-            session,
-            row.reservation_id,
-            Status.PREPARING,
-            Status.ACTIVE,
-            now=now,
-            actor=ACTOR,
-            launched_at=now,
-            expires_at=now + timedelta(hours=row.duration_hours),
-            jupyter_url=step.url + "lab",
-            current_detailed_status=None,
-            failure_reason=None,
-            start_attempts=1,
-        )
+    def _over_quota(self, session: Session, rows: Sequence[ReservationRow]) -> dict[str, Reason]:
+        """Those that were over their limit when their turn came, if they still are."""
+        again = [row for row in rows if (row.queue_reason or {}).get("code") == OVER_QUOTA]
+        found = {row.reservation_id: self._is_over_quota(session, row) for row in again}
+        return {key: reason for key, reason in found.items() if reason is not None}
 
-    def _want_end(self, session: Session, step: WantEnd, row: ReservationRow, now: datetime) -> None:
-        if _holds(row):
-            lifecycle.want_end(
-                session,
-                row.reservation_id,
-                Status(row.status),
-                step.end,
-                now=now,
-                actor=ACTOR,
-                reason=step.reason,
-            )
-            return
-        lifecycle.transition(
-            session,
-            row.reservation_id,
-            Status(row.status),
-            step.end,
-            now=now,
-            actor=ACTOR,
-            detail={"reason": step.reason},
-            failure_reason=step.reason,
-        )
+    def _is_over_quota(self, session: Session, row: ReservationRow) -> Reason | None:
+        try:
+            reservations.check_running(session, row, self._portal.settings)
+        except Refused as error:
+            return Reason(OVER_QUOTA, {"message": error.message})
+        return None
 
     # Calls --------------------------------------------------------------------------------------------
 
-    def _call(self, step: Step, rows: Sequence[ReservationRow]) -> None:
-        row = next(row for row in rows if row.reservation_id == step.reservation_id)
+    def _call(self, step: Step, row: ReservationRow) -> None:
         match step:
             case Start():
                 self._submit(row.reservation_id, lambda: self._start(row, step.again))
@@ -271,18 +243,20 @@ class Controller:
         future.add_done_callback(lambda _: self._wake())
 
     def _start(self, row: ReservationRow, again: bool) -> None:
-        self._count_start(row, again)
-        answer = self._hub.start(row.user_id, row.server_name)
-        if answer.outcome is Started.YES:
+        if not self._count_start(row, again):
             return
-        wait = answer.retry_after_s if answer.outcome is Started.LATER else 2.0 ** (row.start_attempts + 1)
-        self._not_before[row.reservation_id] = self._clock() + timedelta(seconds=wait)
-        log.warning("%s was not started: %s", row.reservation_id, answer.message)
-        self._after_refusal(row, answer.outcome, answer.message)
+        answer = self._hub.start(row.user_id, row.server_name, row.reservation_id)
+        if answer.outcome is not Started.YES:
+            log.warning("%s was not started: %s", row.reservation_id, answer.message)
+            self._after_refusal(row, answer)
 
-    def _count_start(self, row: ReservationRow, again: bool) -> None:
+    def _count_start(self, row: ReservationRow, again: bool) -> bool:
+        """False when it is not to be started any more."""
         with self._portal.store.write() as session:
-            current = session.get_one(ReservationRow, row.reservation_id)
+            self._guard(session)
+            current = session.get_one(ReservationRow, row.reservation_id, with_for_update=True)
+            if not _holds(current) or current.end_wanted:
+                return False
             current.start_attempts += 1
             if again:
                 lifecycle.record(
@@ -293,14 +267,26 @@ class Controller:
                     actor=ACTOR,
                     detail={"reason": "portal_restarted"},
                 )
+        return True
 
-    def _after_refusal(self, row: ReservationRow, outcome: Started, message: str) -> None:
+    def _after_refusal(self, row: ReservationRow, answer: StartAnswer) -> None:
+        now = self._clock()
         with self._portal.store.write() as session:
-            current = session.get_one(ReservationRow, row.reservation_id)
-            if outcome is Started.LATER:
+            self._guard(session)
+            current = session.get_one(ReservationRow, row.reservation_id, with_for_update=True)
+            if answer.outcome is Started.LATER:
                 current.start_attempts -= 1
-            elif current.failure_reason is None:
-                current.failure_reason = message or "the hub refused to start the server"
+                current.retry_at = now + timedelta(seconds=answer.retry_after_s)
+                return
+            cause = failures.cause("refused_by_hub", message=answer.message)
+            if current.retry_at is None or current.retry_at <= now:  # the spawner's own word goes first
+                current.failure_reason = current.failure_reason or cause.phrase
+                current.failure_code = current.failure_code or cause.code
+                current.retry_at = now + failures.retry_after(current.start_attempts)
+
+
+def _still_open(rows: Iterable[ReservationRow]) -> Sequence[ReservationRow]:
+    return [row for row in rows if not Status(row.status).is_terminal]
 
 
 def _holds(row: ReservationRow) -> bool:

@@ -15,7 +15,8 @@ from jupyterhub.services.auth import HubOAuthenticated
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from gpudev_core.errors import Conflict, NotFound, PortalError
+from gpudev_core import views
+from gpudev_core.errors import Conflict, NotFound, PortalError, Refused
 from gpudev_core.feed import Feed, message
 from gpudev_core.portal import Portal
 
@@ -69,6 +70,11 @@ class Handler(HubOAuthenticated, web.RequestHandler):
         return str(self.current_user["name"])
 
     @property
+    def groups(self) -> tuple[str, ...]:
+        """The person's groups in the hub, at most as old as the hub's answers are kept (5 minutes)."""
+        return tuple(self.current_user.get("groups", ()))
+
+    @property
     def is_admin(self) -> bool:
         return ADMIN_SCOPE in self.current_user.get("scopes", ())
 
@@ -84,9 +90,25 @@ class Handler(HubOAuthenticated, web.RequestHandler):
                 self.template("message.html", title=responses.get(status_code, "Error"), message=message)
             )
             return
-        self.set_header("Content-Type", "application/json")
         reason = error.reason if isinstance(error, PortalError) else responses.get(status_code, "error")
-        self.finish(json.dumps({"detail": message, "reason": reason}))
+        self.answer({"detail": message, "reason": reason} | refusal(error))
+
+    def answer(self, body: dict[str, Any]) -> None:
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps(body))
+
+    def given(self) -> dict[str, Any]:
+        """The body, be it JSON or a form, as keys and values."""
+        if not self.request.headers.get("Content-Type", "").startswith("application/json"):
+            names = [name for name in self.request.body_arguments if name != "_xsrf"]
+            return {name: self.get_body_argument(name) for name in names}
+        try:
+            found = json.loads(self.request.body or b"{}")
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise Refused("The body must be JSON with keys and values.", reason="bad_body", field="")
+        return found
 
     def _handle_request_exception(self, e: BaseException) -> None:
         """Our own errors get their status; what they say may be shown."""
@@ -134,6 +156,13 @@ class StreamHandler(Handler):
 
 def _status(error: PortalError) -> int:
     return 404 if isinstance(error, NotFound) else 409 if isinstance(error, Conflict) else 400
+
+
+def refusal(error: BaseException | None) -> dict[str, Any]:
+    """What a refusal says beside its sentence, so that who shows it can write times in local time."""
+    if not isinstance(error, Refused):
+        return {}
+    return views.plain({"field": error.field, "fits": error.fits, "values": error.values})
 
 
 def _words(status_code: int, error: BaseException | None) -> str:

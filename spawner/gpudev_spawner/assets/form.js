@@ -7,7 +7,7 @@
   if (!form) return;
 
   const REDRAW_EVERY = 20_000; // waits in minutes grow shorter by themselves
-  const REWRITE_FROM = 2 * 60_000; // a forecast that moved by less stays as it was told
+  const ASK_AFTER = 300; // the hours are asked for anew when they have stood still for so long
   const DISK_NAME = /^[a-z][a-z0-9]*(-[a-z0-9]+)*$/;
   const SHORTEST = 5 / 60;
 
@@ -16,7 +16,8 @@
   let told = ""; // what was changed on the person's behalf, until they choose again
   let sent = false;
   const refused = new Map(); // what the server refused, by field, until that field changes
-  const forecasts = new Map();
+  let asking = null;
+  let askedFor = state.hours;
 
   clock.set(state.now);
 
@@ -45,53 +46,75 @@
     };
   }
 
-  // Small moves of a forecast are not worth a reader's attention.
-  function about(type, size) {
-    const key = `${type.gpu_type} ${size.count}`, next = size.about, last = forecasts.get(key);
-    const moved = !last || !next || Math.abs(Date.parse(next) - Date.parse(last)) >= REWRITE_FROM;
-    if (moved) forecasts.set(key, next);
-    return forecasts.get(key);
-  }
+  const about = (type, size) => window.gpudev.steady(`${type.gpu_type} ${size.count} ${state.hours}`, size.about);
 
   const waitWords = (type, size) => {
     const at = about(type, size);
     return at ? window.gpudev.duration(Date.parse(at) - clock.now()) : "";
   };
 
+  // "about 40 min, no later than 14:10"; where both are the same time, the promise alone.
+  function waitAndBy(type, size) {
+    const at = about(type, size), by = size.no_later_than;
+    if (!at || !by) return "";
+    const promise = `no later than ${window.gpudev.time(by)}`;
+    return Date.parse(at) >= Date.parse(by) || window.gpudev.time(at) === window.gpudev.time(by) ? promise : `about ${waitWords(type, size)}, ${promise}`;
+  }
+
+  // Limits of all types together, and those of this type where it has its own.
+  const ownLimits = (type) => (type ? state.quota.types?.[type.gpu_type] : null) ?? {};
+  const mostHours = (type) => ownLimits(type).hours ?? state.quota.hours;
+
+  function rooms(key, type) {
+    const found = [[state.quota[key], ""], [ownLimits(type)[key], type?.gpu_type]].filter(([meter]) => meter);
+    return found.map(([meter, name]) => ({ ...meter, name, room: Math.max(meter.limit - meter.used, 0) }));
+  }
+
+  const leastRoom = (key, type) => rooms(key, type).sort((a, b) => a.room - b.room)[0] ?? null;
+  const ofType = ({ name }, text) => (name ? `${name}: ${text[0].toLowerCase()}${text.slice(1)}` : text);
+
   // Refusals: the same rules and words as the server's --------------------------------
 
   const words = (list) => (list.length ? ` by ${list.join(", ")}` : "");
   const holders = () => state.quota.names ?? state.taken_names.filter(Boolean);
 
-  function checkHours({ hours }) {
-    const most = state.quota.hours;
+  function checkType({ type }) {
+    if (!type?.maintenance) return null;
+    const open = state.types.filter((one) => !one.maintenance).map((one) => one.gpu_type);
+    return { text: `${window.gpudev.closedWords(type.gpu_type, type.maintenance.note)} ${open.length ? `Open: ${open.join(", ")}.` : "No other type is open."}` };
+  }
+
+  function checkHours({ type, hours }) {
+    const most = mostHours(type);
     if (Number.isNaN(hours)) return { text: "Say how many hours, such as 4." };
     if (hours < SHORTEST - 1e-9) return { text: `${plain(hours)} h is too short. The shortest is 5 minutes.`, fits: 0.5 };
-    if (hours > most) return { text: `${plain(hours)} h is more than one reservation may have: at most ${plain(most)} h.`, fits: most, quota: true };
+    if (hours <= most) return null;
+    const text = ownLimits(type).hours === undefined ? `${plain(hours)} h is more than one reservation may have: at most ${plain(most)} h.` : `${type.gpu_type}: at most ${plain(most)} h per reservation.`;
+    return { text, fits: most, quota: true };
+  }
+
+  function checkReservations({ type }) {
+    const all = leastRoom("reservations", type), waiting = leastRoom("queued", type);
+    if (all && all.room < 1) return { text: ofType(all, `You have ${all.used} of ${all.limit} reservations${all.name ? "" : words(holders())}. End one first.`), quota: true };
+    if (waiting && waiting.room < 1) return { text: ofType(waiting, `You have ${waiting.used} of ${waiting.limit} reservations in the queue. End one of them, or wait until one has started.`), quota: true };
     return null;
   }
 
-  function checkReservations() {
-    const { limit, used } = state.quota.reservations;
-    if (used < limit) return null;
-    return { text: `You have ${used} of ${limit} reservations${words(holders())}. End one first.`, quota: true };
-  }
-
   function checkGpus({ type, count }) {
-    const { limit, used } = state.quota.gpus, room = Math.max(limit - used, 0);
-    if (!type || count <= room) return null;
-    const fits = type.counts.map((size) => size.count).filter((n) => n <= room && isPossible(type, n)).at(-1);
+    const least = leastRoom("gpus", type);
+    if (!type || !least || count <= least.room) return null;
+    const fits = type.counts.map((size) => size.count).filter((n) => n <= least.room && isPossible(type, n)).at(-1);
     const hint = fits ? ` ${fits} would fit.` : " End one first.";
-    return { text: `${count} GPUs are more than your limit leaves. Limit ${limit} at once, ${used} in use${words(holders())}, ${room} left.${hint}`, fits, quota: true };
+    return { text: ofType(least, `${count} GPUs are more than your limit leaves. Limit ${least.limit} at once, ${least.used} in use${least.name ? "" : words(holders())}, ${least.room} left.${hint}`), fits, quota: true };
   }
 
   function checkGpuHours({ type, count, hours }) {
-    const { limit, used, window_days: days } = state.quota.gpu_hours, room = Math.max(limit - used, 0);
-    if (!type || !(count * hours > room + 1e-9)) return null;
-    const fits = Math.floor(room / count * 2) / 2;
+    const least = leastRoom("gpu_hours", type);
+    if (!type || !least || !(count * hours > least.room + 1e-9)) return null;
+    const fits = Math.floor(least.room / count * 2) / 2;
     const hint = fits > 0 ? ` ${plain(fits)} h would fit.` : "";
     return {
-      text: `${gpus(type.gpu_type, count, type.is_cpu ? 0 : type.per_node)} for ${plain(hours)} h come to ${plain(count * hours)} GPU-hours. You have ${plain(room)} of ${plain(limit)} left, counted over the last ${plain(days)} days.${hint}`,
+      text: ofType(least, `${gpus(type.gpu_type, count, type.is_cpu ? 0 : type.per_node)} for ${plain(hours)} h come to ${plain(count * hours)} GPU-hours. You have ${plain(least.room)} of ${plain(least.limit)} left, counted over the last ${plain(least.window_days)} days.${hint}`),
       fits: fits > 0 ? fits : undefined, quota: true,
     };
   }
@@ -114,7 +137,7 @@
 
   function refusals(asked) {
     const found = {
-      reservations: checkReservations(), gpu_count: checkGpus(asked), hours: checkHours(asked) ?? checkGpuHours(asked),
+      gpu_type: checkType(asked), reservations: checkReservations(asked), gpu_count: checkGpus(asked), hours: checkHours(asked) ?? checkGpuHours(asked),
       disk: checkDisk(asked), name: checkName(asked),
     };
     for (const [name, error] of refused) found[name] ??= error;
@@ -149,6 +172,7 @@
     if (hours !== undefined) forget("hours");
     told = "";
     draw();
+    askForHours(request());
   }
 
   // The one thing that is changed unasked: a size that this type does not have.
@@ -176,6 +200,8 @@
   }
 
   function drawType(card, type, asked) {
+    const radio = $("input", card);
+    radio.disabled = Boolean(type.maintenance) && !radio.checked; // what was chosen stays chosen, and is refused in words
     setText($("[data-free]", card), String(type.free));
     setText($("[data-total]", card), window.gpudev.freeWords(type));
     setText($("[data-spec]", card), window.gpudev.specWords(type));
@@ -188,6 +214,7 @@
 
   // The largest that starts now, and what the size that is asked for would wait.
   function waitLines(type, wanted) {
+    if (type.maintenance) return [{ look: "gp-later", icon: "warning", text: "Closed for maintenance" }, ...(type.maintenance.note ? [{ look: "gp-muted", text: type.maintenance.note }] : [])];
     const now = largestNow(type), size = sizeOf(type, wanted);
     const lines = [now ? { look: "gp-now", icon: "play", text: nowWords(type, now) } : { look: "gp-later", icon: "clock", text: fullWords(type) }];
     if (!isPossible(type, wanted)) lines.push({ look: "gp-muted", text: `${sizeName(wanted)} ${wanted === 1 ? "does" : "do"} not fit: ${mostWords(type)} at most` });
@@ -197,8 +224,8 @@
 
   const nowWords = (type, size) => (type.is_cpu ? "Starts now" : size.nodes > 1 ? `Up to ${size.nodes} nodes start now` : `Up to ${size.count} start${size.count === 1 ? "s" : ""} now`);
 
-  // Free, but not for the next in line: first come, first served.
-  const fullWords = (type) => (type.free && type.queued ? `${type.queued} ${type.queued === 1 ? "is" : "are"} before you` : "Full");
+  // Free cells are free for an hour at least; a longer stay may run into a promise.
+  const fullWords = (type) => (type.free ? "Free only for a short time" : "Full");
 
   function mostWords(type) {
     const most = type.counts.filter((size) => isPossible(type, size.count)).at(-1);
@@ -206,22 +233,22 @@
   }
 
   function laterLines(type, size, now) {
-    const wait = waitWords(type, size), why = { look: "gp-muted", text: window.gpudev.reason(size.reason) };
+    const wait = waitAndBy(type, size), why = { look: "gp-muted", text: window.gpudev.reason(size.reason) };
     if (!wait) return [why];
-    const line = { look: "", text: now ? `${sizeWords(size, size.count)}: about ${wait}` : `About ${wait}` };
+    const line = { look: "", text: now ? `${sizeWords(size, size.count)}: ${wait}` : window.gpudev.capital(wait) };
     return now ? [line] : [line, why];
   }
 
   const waitLine = (line) => el("span", { class: `gp-line ${line.look}` }, line.icon ? icon(line.icon) : null, line.icon ? " " : "", ...window.gpudev.inPieces(line.text));
 
-  function drawCounts({ type, count }) {
+  function drawCounts({ type }) {
     const set = $("[data-count-set]");
     show(set, !type?.is_cpu);
     show($("[data-cpu-note]"), Boolean(type?.is_cpu));
     $("[data-no-gpu]").disabled = !type?.is_cpu;
     if (!set || !type) return;
     for (const label of $$("[data-count]", set)) drawCount(label, type);
-    if (!type.is_cpu) setText($("[data-count-hint]"), told + countHint(type, count));
+    if (!type.is_cpu) setText($("[data-count-hint]"), told + countHint(type) + (feed ? "" : ` Waits are told for ${hoursWords(state.hours)}.`));
   }
 
   function drawCount(label, type) {
@@ -244,9 +271,15 @@
     return `Up to ${type.per_node} share one node. More means whole nodes, started together. ${nodes}`;
   }
 
-  function drawHours({ hours, size }) {
-    const known = Number.isFinite(hours), range = $("[data-range]");
-    for (const chip of $$(".gp-chip", form)) setAttr(chip, "aria-pressed", String(Number(chip.value) === hours));
+  function drawHours({ type, hours, size }) {
+    const known = Number.isFinite(hours), range = $("[data-range]"), most = mostHours(type);
+    for (const chip of $$(".gp-chip", form)) {
+      setAttr(chip, "aria-pressed", String(Number(chip.value) === hours));
+      show(chip, Number(chip.value) <= most);
+    }
+    setAttr(range, "max", plain(most));
+    setText($("[data-most-hours]"), plain(most));
+    setText($("[data-total-hours]"), plain(ownLimits(type).total_hours ?? state.quota.total_hours));
     if (known) range.value = String(hours);
     if (!known || !size) { fill($("[data-ends]"), "", () => []); return; }
     const start = size.starts_now ? clock.now() : Date.parse(size.about);
@@ -287,13 +320,13 @@
     return parts.join(", ");
   }
 
-  function drawQuota({ count, hours }) {
+  function drawQuota({ type, count, hours }) {
     const asks = { gpus: count, gpu_hours: count * (Number.isFinite(hours) ? hours : 0), reservations: 1 };
     for (const row of $$("[data-q]", form)) {
-      const key = row.dataset.q, { limit, used } = state.quota[key], room = Math.max(limit - used, 0), ask = asks[key];
+      const key = row.dataset.q, { limit, used, room, name } = leastRoom(key, type), ask = asks[key];
       const meter = $(".gp-meter", row), share = (n) => `${limit ? Math.min(Math.max(n, 0) / limit, 1) * 100 : 100}%`;
       show(meter, true);
-      setText($("[data-left]", row), `${plain(room)} of ${plain(limit)} left${key === "reservations" ? "" : `, asks ${plain(ask)}`}`);
+      setText($("[data-left]", row), `${plain(room)} of ${plain(limit)} left${name ? ` for ${name}` : ""}${key === "reservations" ? "" : `, asks ${plain(ask)}`}`);
       $(".u", meter).style.width = share(used);
       $(".r", meter).style.width = share(ask > room ? Math.max(room, limit / 50) : ask);
       meter.classList.toggle("over", ask > room + 1e-9);
@@ -355,8 +388,8 @@
     const { size, type } = asked;
     if (!type) return { shape: "clock", text: "No machine has reported yet", off: true };
     if (size?.starts_now && !state.stale) return { shape: "play", text: `Start now on ${size.on.length > 1 ? `${size.on.length} nodes` : size.on[0]}` };
-    const at = size && !size.starts_now && about(type, size);
-    return { shape: "clock", text: `Join the queue: ${at ? `start about ${window.gpudev.time(at)}` : "start time not known"}` };
+    const at = size && !size.starts_now ? window.gpudev.aboutAndBy(about(type, size), size.no_later_than, "\u00a0") : "";
+    return { shape: "clock", text: `Join the queue: ${at ? `start ${at}` : state.stale ? "start time not known" : "start time in a few seconds"}` };
   }
 
   function whyFor(asked, errors) {
@@ -381,27 +414,42 @@
     drawAlternatives(asked, errors);
   }
 
-  // What starts now instead: fewer of the same type, then the same size of the types nearest in memory.
+  // What starts now instead: fewer of the same type, a shorter time, then the types nearest in memory.
   function alternatives({ type, size, count, hours }) {
     if (!type || !size || size.starts_now) return [];
     const fewer = type.counts.filter((one) => one.starts_now && one.count < count).at(-1);
     const memory = (other) => Math.abs(other.gpu_memory_gb - type.gpu_memory_gb);
-    const others = state.types.filter((other) => other !== type && other.is_cpu === type.is_cpu && sizeOf(other, count)?.starts_now);
-    const found = [...(fewer ? [[type, fewer]] : []), ...others.sort((a, b) => memory(a) - memory(b)).map((other) => [other, sizeOf(other, count)])];
-    return found.filter(([other, one]) => !checkGpus({ type: other, count: one.count }) && !checkGpuHours({ type: other, count: one.count, hours })).slice(0, 3);
+    const others = state.types.filter((other) => other !== type && !other.maintenance && other.is_cpu === type.is_cpu && sizeOf(other, count)?.starts_now);
+    const found = [
+      ...(fewer ? [{ type, size: fewer, hours }] : []),
+      ...(size.now_for_hours ? [{ type, size, hours: size.now_for_hours, isShorter: true }] : []),
+      ...others.sort((a, b) => memory(a) - memory(b)).map((other) => ({ type: other, size: sizeOf(other, count), hours })),
+    ];
+    return found.filter((one) => mayHave({ type: one.type, count: one.size.count, hours: one.hours })).slice(0, 3);
   }
+
+  const mayHave = (asked) => !checkType(asked) && !checkGpus(asked) && !checkGpuHours(asked) && !checkHours(asked);
 
   function drawAlternatives(asked, errors) {
     const list = Object.keys(errors).length || state.stale || sent ? [] : alternatives(asked), box = $("[data-alts]");
-    fill(box, list.map(([type, size]) => `${type.gpu_type} ${size.count}`).join(), () => list.length ? [el("span", { class: "gp-b" }, "Sooner:"), ...list.map(alternative)] : []);
+    fill(box, list.map(({ type, size, hours }) => `${type.gpu_type} ${size.count} ${hours}`).join(), () => list.length ? [el("span", { class: "gp-b" }, "Sooner:"), ...list.map(alternative)] : []);
     show(box, list.length > 0);
   }
 
-  function alternative([type, size]) {
-    const text = `${gpus(type.gpu_type, size.count, type.per_node)} start${size.nodes > 1 ? "" : "s"} now`;
+  function alternative({ type, size, hours, isShorter }) {
+    const text = `${gpus(type.gpu_type, size.count, type.per_node)}${isShorter ? ` for ${hoursWords(hours)}` : ""} start${size.nodes > 1 ? "" : "s"} now`;
     const button = el("button", { class: "gp-btn small", type: "button" }, icon("play"), text);
-    button.addEventListener("click", () => { choose({ type: type.gpu_type, count: size.count }); $("[data-go]").focus(); });
+    button.addEventListener("click", () => { choose({ type: type.gpu_type, count: size.count, hours: isShorter ? hours : undefined }); $("[data-go]").focus(); });
     return button;
+  }
+
+  const withHours = (url) => (url ? window.gpudev.withValues(url, { hours: askedFor }) : "");
+
+  // Waits are told for the hours that are asked for: a short stay may fit before a promise, a long one not.
+  function askForHours({ hours }) {
+    clearTimeout(asking);
+    if (!feed || !Number.isFinite(hours) || hours <= 0 || hours === askedFor) return;
+    asking = setTimeout(() => { askedFor = hours; feed.ask({ hours }); }, ASK_AFTER);
   }
 
   function drawAge() {
@@ -445,6 +493,7 @@
     if (input.name === "gpu_type" || input.name === "gpu_count") told = "";
     forget(input.matches("[data-range]") ? "hours" : input.name === "new_disk_name" ? "disk" : input.name);
     draw();
+    askForHours(request());
   }
 
   // A refusal of the server holds for what was sent: changing that, or what it depends on, asks anew.
@@ -483,11 +532,12 @@
     addEventListener("pageshow", (event) => { if (event.persisted) { sent = false; draw(); } });
     if (page.dataset.feed || page.dataset.state) {
       feed = new window.gpudev.Feed({
-        feedUrl: page.dataset.feed, stateUrl: page.dataset.state, banner: $("[data-conn]"),
+        feedUrl: withHours(page.dataset.feed), stateUrl: withHours(page.dataset.state), banner: $("[data-conn]"),
         onState: (next) => { state = next; refused.delete("reservations"); draw(); },
       });
     }
     draw();
+    askForHours(request());
     setInterval(draw, REDRAW_EVERY);
     const first = $("[data-err]:not([hidden])", form);
     if (first && refused.size) focusRefusal(first);

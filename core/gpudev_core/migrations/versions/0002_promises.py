@@ -1,4 +1,4 @@
-"""Promises: plans and forecasts of the queue, groups and priorities, maintenance, notices, terms of leaders."""
+"""Promises: plans and forecasts of the queue, groups, priorities, maintenance, notices, terms of leaders."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ TIME = sa.DateTime(timezone=True)
 ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-def reservation_columns() -> list[sa.Column]:
+def reservation_columns() -> list[sa.Column[object]]:
     return [
         sa.Column("groups", sa.JSON(), nullable=False, server_default="[]"),
         sa.Column("priority", sa.Integer(), nullable=False, server_default="0"),
@@ -25,7 +25,7 @@ def reservation_columns() -> list[sa.Column]:
     ]
 
 
-def gpu_type_columns() -> list[sa.Column]:
+def gpu_type_columns() -> list[sa.Column[object]]:
     return [
         sa.Column("maintenance", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.Column("maintenance_note", sa.Text(), nullable=True),

@@ -38,6 +38,7 @@
         el("p", { class: "gp-sm", "data-what": "" }),
         el("p", { class: "gp-b", "data-line": "" }),
         el("p", { class: "gp-sm gp-muted", "data-note": "" })),
+      el("div", { class: "gp-note warn gp-wide", "data-told": "", hidden: true }, window.gpudev.icon("warning"), el("div", { class: "gp-grow", "data-told-text": "" })),
       el("div", { class: "acts" }, el("div", { class: "gp-row gp-acts" },
         el("a", { class: "gp-btn go", "data-lab": "" }, "Open JupyterLab"),
         el("a", { class: "gp-btn", href: pageOf(r) }, "Details"))));
@@ -54,7 +55,16 @@
     show(lab, Boolean(r.lab_url));
     if (r.lab_url) setAttr(lab, "href", r.lab_url);
     drawRing($("[data-ring]", card), r, runs);
+    drawTold($("[data-told]", card), r);
     card.classList.toggle("noring", !runs);
+  }
+
+  // The end that comes near, or a promise that could not be kept.
+  function drawTold(note, r) {
+    const moved = window.gpudev.brokenPromise(r, r.notices), warning = window.gpudev.warning(r, r.notices);
+    const [first, then] = moved ? window.gpudev.movedWords(moved, r) : warning ? window.gpudev.warningWords(r) : ["", ""];
+    show(note, Boolean(first));
+    fill($("[data-told-text]", note), first + then, () => [el("b", {}, ...window.gpudev.inPieces(first)), ` ${then}`]);
   }
 
   function noteFor(r, runs) {
@@ -110,7 +120,7 @@
     for (const type of state.types) {
       const part = [...box.children].find((one) => one.dataset.type === type.gpu_type);
       setText($("[data-free]", part), String(type.free));
-      setText($("[data-total]", part), `${window.gpudev.freeWords(type)}${type.down ? `, ${type.down} down` : ""}`);
+      setText($("[data-total]", part), `${window.gpudev.freeWords(type)}${type.maintenance ? ", closed" : ""}${type.down ? `, ${type.down} down` : ""}`);
       window.gpudev.drawNodes($("ul", part), type.nodes);
     }
   }
