@@ -160,9 +160,13 @@ class Ledger:
         for plan in sorted(self.plans.values(), key=_rank):
             if plan.start <= now:
                 continue
-            old = plan.nodes
-            if plan.need.nodes == 1 and plan.nodes and not plan.is_late:
-                if not self._start_now(plan, idle, full):
+            old, need = plan.nodes, plan.need
+            if need.nodes == 1 and old and not plan.is_late:
+                size = (need.units, need.length, need.zone)
+                if size in full and idle.get(old[0], 0) < need.units:
+                    continue
+                if not self._start_now(plan, idle, size in full):
+                    full.add(size)
                     continue
             else:
                 if plan.seen == places.changes or not self._lift(plan, places.freed_since(plan.seen)):
@@ -173,15 +177,13 @@ class Ledger:
             for name in (*old, *plan.nodes):
                 idle[name] = places.profiles[name].at(now)
 
-    def _start_now(self, plan: Plan, idle: Mapping[str, int], full: set[tuple[int, int, str]]) -> bool:
-        """``full`` are the sizes for which there is no room now but what one may have of its own place."""
+    def _start_now(self, plan: Plan, idle: Mapping[str, int], is_full: bool) -> bool:
+        """``is_full``: there is no room for its size now, but for what its own place may add to it."""
         need, own = plan.need, plan.nodes[0]
-        size = (need.units, need.length, need.zone)
-        names = (own,) if size in full else idle
+        names = (own,) if is_full else idle
         roomy = [name for name in names if idle.get(name, 0) >= need.units]
         slot = self.places.earlier_on(roomy, need, self.now, plan.start, own, self.now + 1) if roomy else None
         if slot is None:
-            full.add(size)
             return False
         self._move(plan, slot)
         return True
@@ -261,8 +263,12 @@ class Ledger:
         self.places.give(plan.nodes, plan.start, plan.end, plan.need.units)
 
     def _lift(self, plan: Plan, freed: Sequence[str]) -> bool:
-        need = plan.need
-        if need.nodes > 1:  # its own place is in the way of a start that overlaps it
+        need, places = plan.need, self.places
+        if need.nodes > 1:
+            own = plan.nodes
+            if not any(places.is_empty_before(name, need, self.now, plan.start, own) for name in freed):
+                return False
+            # its own place is in the way of a start that overlaps it
             self.places.put_back(plan.nodes, plan.start, plan.end, need.units)
             slot = self.places.earliest(need, self.now, plan.start)
             self._book(plan)

@@ -43,6 +43,7 @@ CAUSES: Mapping[str, str] = {
     "portal_was_late": "The portal was late",
     "maintenance": "{gpu_type} was closed for maintenance at {at}",
     "over_quota": "It is over your limits now",
+    "disk_busy": "Its disk is still attached elsewhere",
 }
 """Why a promise could not be kept. Whatever else it was: there is less room than there was."""
 

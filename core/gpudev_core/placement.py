@@ -136,6 +136,11 @@ class Places:
     def zone_of(self, name: str) -> str:
         return self._zones[name]
 
+    def is_empty_before(self, name: str, need: Need, now: int, start: int, own: Sequence[str]) -> bool:
+        """Could a gang that has ``own`` from ``start`` on have this node earlier?"""
+        until = start if name in own else EVER
+        return self.profiles[name].earliest(need.units, need.length, now, start, until) is not None
+
     def is_in(self, zone: str, name: str) -> bool:
         return not zone or self._zones[name] == zone
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from gpudev_core import lifecycle, reservations
+from gpudev_core import lifecycle, notices, reservations
 from gpudev_core.catalogue import Catalogue
 from gpudev_core.errors import NotFound, Refused
 from gpudev_core.models import OPEN, Request, Status
@@ -75,23 +75,19 @@ def requeue(
     settings: Settings,
     *,
     now: datetime,
-    force: bool = False,
 ) -> ReservationRow:
-    """File a failed request again, whole. ``force``: past the person's quota. Raises ``Refused``."""
+    """File a failed request again, whole, within the person's limits. Raises ``Refused``."""
     with store.write() as session:
         old = find_failed(session, reservation_id)
         store.lock(session, f"user:{old.user_id}")
         session.refresh(old)
         _check_may(session, old)
         filing = _filing(session, old)
-        new = reservations.file_in(
-            session, store, filing, catalogue, settings, now=now, actor=actor, past_quota=force
-        )
+        new = reservations.file_in(session, store, filing, catalogue, settings, now=now, actor=actor)
         new.requeued_from = old.reservation_id
-        forced = {"force": True} if force else {}
-        for row, other in ((old, {"to": new.reservation_id}), (new, {"from": old.reservation_id})):
-            detail = {**other, **forced}
+        for row, detail in ((old, {"to": new.reservation_id}), (new, {"from": old.reservation_id})):
             lifecycle.record(session, row.reservation_id, "requeued", now=now, actor=actor, detail=detail)
+        notices.tell(session, new, "requeued", {}, notices.channels_of(settings), now)
         return new
 
 

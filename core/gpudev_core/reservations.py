@@ -81,9 +81,8 @@ def file_in(
     *,
     now: datetime,
     actor: str | None = None,
-    past_quota: bool = False,
 ) -> ReservationRow:
-    """As ``file``, in a transaction of the caller. ``past_quota``: an admin lets it pass the limits."""
+    """As ``file``, in a transaction of the caller."""
     _check_id(filing)
     store.lock(session, f"user:{filing.user}")
     if filing.reservation_id:
@@ -92,7 +91,7 @@ def file_in(
         if known is not None:
             return _same_owner(known, filing.user)
     mine = open_of(session, filing.user)
-    gpu_type, disk = check(session, filing, catalogue, settings, mine, now=now, past_quota=past_quota)
+    gpu_type, disk = check(session, filing, catalogue, settings, mine, now=now)
     row = _new_row(filing, gpu_type, _server_name(filing, mine), now)
     row.priority = quotas.priority_of(settings, filing.groups)
     row.zone = disk.zone if disk is not None else None
@@ -118,15 +117,13 @@ def check(
     others: Sequence[ReservationRow],
     *,
     now: datetime,
-    past_quota: bool = False,
 ) -> tuple[GpuType, DiskRow | None]:
     """Raise ``Refused`` when this may not be asked for beside the person's ``others``; else type and disk."""
     request, gpu_type = filing.request, catalogue.find(filing.request.gpu_type)
     offered = _check_offered(session, gpu_type, filing)
-    if not past_quota:
-        use = use_of(session, filing.user, others, settings.limits, now)
-        allowed = quotas.limits_for(settings, filing.user, filing.groups, gpu_type.name)
-        quotas.check(request, gpu_type, allowed, use)
+    use = use_of(session, filing.user, others, settings.limits, now)
+    allowed = quotas.limits_for(settings, filing.user, filing.groups, gpu_type.name)
+    quotas.check(request, gpu_type, allowed, use)
     disk = _check_disk(session, filing, others)
     _check_zone(disk, offered, gpu_type, request)
     return gpu_type, disk

@@ -45,9 +45,8 @@ def failed(since: timedelta, limit: int, as_json: bool, config: Path | None, sta
 
 @click.command()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--force", is_flag=True, help="Also past the person's quota.")
 @places
-def requeue(ids: tuple[str, ...], force: bool, config: Path | None, state: Path | None) -> None:
+def requeue(ids: tuple[str, ...], config: Path | None, state: Path | None) -> None:
     """Put failed reservations into the queue again, whole, as new ones of the same person.
 
     The first characters of an id are enough where no other failed one begins like it.
@@ -59,7 +58,7 @@ def requeue(ids: tuple[str, ...], force: bool, config: Path | None, state: Path 
         for one in dict.fromkeys(ids):
             now = datetime.now(UTC)
             try:
-                new = requeues.requeue(portal.store, one, _who(), catalogue, settings, now=now, force=force)
+                new = requeues.requeue(portal.store, one, _who(), catalogue, settings, now=now)
             except PortalError as error:
                 refused = True
                 click.echo(f"{one}: {error.message}", err=True)

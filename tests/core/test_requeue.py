@@ -23,6 +23,7 @@ from builders import (
     save_disk,
 )
 
+from gpudev_core import notices
 from gpudev_core import requeue as requeues
 from gpudev_core.errors import NotFound, PortalError, Refused
 from gpudev_core.models import Request, Status
@@ -38,9 +39,9 @@ def fail(store: Store, number: str = "r1", request: Request | None = None, **val
     return row.with_(failure_code="node_lost", start_attempts=3, **values).save(store)
 
 
-def again(desk: Desk, number: str = "r1", limits: Limits = ROOMY, **more: Any) -> ReservationRow:
+def again(desk: Desk, number: str = "r1", limits: Limits = ROOMY) -> ReservationRow:
     settings = Settings(limits=limits)
-    return requeues.requeue(desk.store, number, "root", CATALOGUE, settings, now=NOW, **more)
+    return requeues.requeue(desk.store, number, "root", CATALOGUE, settings, now=NOW)
 
 
 def end(store: Store, number: str, status: Status) -> None:
@@ -154,21 +155,28 @@ def test_two_admins_at_once(desk: Desk) -> None:
     assert kinds == ["ReservationRow", "already_requeued"]
 
 
-def test_the_persons_limits_hold_unless_an_admin_says_otherwise(desk: Desk) -> None:
+def test_the_persons_limits_hold(desk: Desk) -> None:
     fail(desk.store, request=ask("t4", 4))
     tight = Limits(gpus=2)
     before = row_counts(desk.store)
     with pytest.raises(Refused) as error:
         again(desk, limits=tight)
     assert error.value.field == "gpu_count" and row_counts(desk.store) == before
-    new = again(desk, limits=tight, force=True)
-    assert new.gpu_count == 4 and events_of(desk.store, "r1")[-1].detail["force"] is True
+    assert again(desk).gpu_count == 4
 
 
-def test_what_is_not_here_is_refused_even_with_force(desk: Desk) -> None:
+def test_the_person_is_told(desk: Desk) -> None:
+    fail(desk.store)
+    new = again(desk)
+    with desk.store.read() as session:
+        (told,) = notices.of(session, new.reservation_id, NOW)
+    assert (told.kind, told.user_id) == ("requeued", new.user_id)
+
+
+def test_what_is_not_here_is_refused(desk: Desk) -> None:
     fail(desk.store, request=ask("b200", 8))
     with pytest.raises(Refused) as error:
-        again(desk, force=True)
+        again(desk)
     assert error.value.field == "gpu_type"
 
 

@@ -144,7 +144,7 @@ def test_one_that_is_refused_does_not_stop_the_others(command: Command, store: S
     assert "bbbb-1 is in the queue again" in done.stdout and count(store) == 4
 
 
-def test_past_the_quota_only_with_force(
+def test_the_quota_holds(
     command: Command, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUDEV_LIMITS__GPUS", "1")
@@ -152,7 +152,6 @@ def test_past_the_quota_only_with_force(
     save_failed(store)
     refused = command("requeue", "r1")
     assert refused.exit_code == 1 and "limit" in refused.stderr and count(store) == 1
-    assert command("requeue", "r1", "--force").exit_code == 0 and count(store) == 2
 
 
 # history

@@ -16,6 +16,7 @@ from gpudev_core.portal import Portal
 from gpudev_core.tables import GpuTypeRow, ReservationRow
 from gpudev_services.controller.box import LocalBox
 from gpudev_services.controller.forecaster import Forecaster
+from gpudev_services.controller.leader import LostLeadership
 from gpudev_services.controller.plan import WRITES, EndProcesses, Start, Step, Stop, World, plan
 from gpudev_services.controller.queue import OVER_QUOTA, Admit, Blocked, Queue, Verdict, positions
 from gpudev_services.controller.writes import ACTOR, Writer
@@ -234,6 +235,8 @@ class Controller:
             except DontKnow as error:
                 log.warning("%s; trying again", error)
                 self._not_before[reservation_id] = self._clock() + timedelta(seconds=2)
+            except LostLeadership as error:
+                log.warning("%s", error)
             except Exception:
                 log.exception("call for reservation %s failed", reservation_id)
                 self._not_before[reservation_id] = self._clock() + timedelta(seconds=10)

@@ -134,7 +134,7 @@ class Writer:
             reservations.attach_disk(self._session, row, self._now)
         except Conflict as error:
             log.warning("%s waits: %s", row.reservation_id, error)
-            self._wait(Wait(verdict.planned, Reason("disk_busy", {"disk": row.disk_name})), row, place)
+            self._block(Reason("disk_busy", {"disk": row.disk_name}), row, place)
             return
         lifecycle.transition(
             self._session,
