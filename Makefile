@@ -1,18 +1,23 @@
-# make up      the whole portal on this machine        make test     every test
+# make up      the whole portal on this machine        make test     the tests
 # make lint    what CI checks before the tests         make help     the rest
 BIN := .venv/bin
 PACKAGES := core spawner services hub_config cli widgets bench docs tests
 
-.PHONY: up test test-gpu lint fmt clean requirements help bench-start bench-proxy bench-trace bench-forecast
+.PHONY: up test test-faults test-gpu lint fmt clean requirements help bench-start bench-proxy bench-trace bench-forecast \
+	bench-admission bench-expiries
 
 up: ## Start the portal: PORT= (default 8000), STATE= (default .portal, all that it keeps)
 	@requirements/install.sh portal
 	@exec $(BIN)/gpu-dev-portal up $(if $(PORT),--port "$(PORT)") $(if $(STATE),--state "$(STATE)")
 
-test: ## Run every test; ARGS= is passed to pytest
+test: ## Run the tests, but for those of test-faults and test-gpu; ARGS= is passed to pytest
 	@requirements/install.sh dev
 	@tests/install-browser.sh
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/faults $(ARGS)
+
+test-faults: ## Random people, clocks, nodes and hubs; two controllers; a kill at every point (10 minutes)
+	@requirements/install.sh dev
+	@$(BIN)/python -m pytest -n 2 --dist load tests/faults $(ARGS)
 
 test-gpu: ## The tests that need an NVIDIA GPU, on a machine that has one
 	@requirements/install.sh dev
@@ -49,6 +54,14 @@ bench-trace: ## A cluster's trace through four queues: promises, waits, forecast
 bench-forecast: ## What a plan costs with 200 nodes and up to 4,000 requests in the queue
 	@requirements/install.sh dev
 	@$(BIN)/python bench/forecast.py
+
+bench-admission: ## Accepted reservations per second, and how soon freed GPUs are handed on, on both databases
+	@requirements/install.sh dev
+	@$(BIN)/python bench/admission.py
+
+bench-expiries: ## A thousand reservations that expire in the same minute
+	@requirements/install.sh dev
+	@$(BIN)/python bench/expiries.py
 
 clean: ## Remove what make made (.venv and caches; never the state folder)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

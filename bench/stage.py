@@ -1,4 +1,4 @@
-"""A stage for measuring the controller: real databases, the real loop in a process of its own, a made-up hub."""
+"""A stage for measuring the controller: real databases, its own loop in a process apart, a made-up hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,9 +31,11 @@ ROOMY = Limits(gpus=10**6, reservations=10**6, queued=10**6, gpu_hours=1e9, disk
 class QuickHub(Hub):
     """Starts at once; a stop takes as long as it is told to, as the hub's own call does."""
 
-    def __init__(self, stop_s: float = 0.0) -> None:
+    def __init__(self, stop_s: float = 0.0, running: Iterable[tuple[str, str]] = ()) -> None:
         self._running: dict[tuple[str, str], Server] = {}
         self._stop_s = stop_s
+        for user, server_name in running:
+            self.start(user, server_name, "")
 
     def servers(self) -> Seen:
         return dict(self._running)
@@ -94,11 +96,14 @@ def databases() -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def controller(url: str, state: Path, node_count: int, stop_s: float = 0.0) -> Iterator[None]:
+def controller(
+    url: str, state: Path, node_count: int, stop_s: float = 0.0, running: Sequence[tuple[str, str]] = ()
+) -> Iterator[None]:
     """The controller's own loop, as a service runs it, while the block runs."""
     context = multiprocessing.get_context("spawn")
     ending = context.Event()
-    process = context.Process(target=_serve, args=(url, state, node_count, stop_s, ending), daemon=True)
+    arguments = (url, state, node_count, stop_s, running, ending)
+    process = context.Process(target=_serve, args=arguments, daemon=True)
     process.start()
     try:
         yield
@@ -107,9 +112,16 @@ def controller(url: str, state: Path, node_count: int, stop_s: float = 0.0) -> I
         process.join(30)
 
 
-def _serve(url: str, state: Path, node_count: int, stop_s: float, ending: threading.Event) -> None:
+def _serve(
+    url: str,
+    state: Path,
+    node_count: int,
+    stop_s: float,
+    running: Sequence[tuple[str, str]],
+    ending: threading.Event,
+) -> None:
     logging.basicConfig(level=logging.WARNING)
-    service.Hub = lambda *_: QuickHub(stop_s)  # type: ignore[assignment,misc]
+    service.Hub = lambda *_: QuickHub(stop_s, running)  # type: ignore[assignment,misc]
     service.LocalBox = lambda opened: QuietBox(opened.machine.nodes)  # type: ignore[assignment,misc]
     service.os.environ.update(JUPYTERHUB_API_URL="", JUPYTERHUB_API_TOKEN="")
     service.run(portal(url, state, node_count), ending)

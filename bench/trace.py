@@ -30,7 +30,7 @@ from gpudev_core.placement import Need
 from gpudev_core.profile import EVER
 
 SAMPLE = Path(__file__).resolve().parent / "sample"
-FORECASTS = 600
+FORECASTS = 500
 """Of waiting requests at submit, and as many of moments: more say little more, and take their time."""
 CLOSE_S = 600
 NEAR_S = 900

@@ -10,9 +10,12 @@ ClientError                 anything that went wrong; ``exit_code`` is what the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import httpx
+
+from gpudev_cli import words
 
 TIMEOUT_S = 30.0
 T = TypeVar("T")
@@ -106,6 +109,10 @@ class Availability:
             return "yes"
         most = now[-1]
         return f"up to {most.nodes} nodes" if most.nodes > 1 else f"up to {most.count}"
+
+    def next_size(self, now: datetime, *, short: bool = False) -> str:
+        """The smallest that does not start now, and when it would, in words."""
+        return words.next_size(self, now, short=short)
 
 
 @dataclass(frozen=True)

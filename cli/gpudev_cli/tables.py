@@ -37,7 +37,7 @@ def _availability_rows(
     def row(a: Availability) -> tuple[str, ...]:
         nodes = (" ".join(node.cells.translate(MARKS) for node in a.nodes),) if with_nodes else ()
         free = f"{a.free_for_you:>{digits}} of {a.total}"
-        return a.gpu_type, free, *nodes, a.starts_now, words.next_size(a, now, short=short)
+        return a.gpu_type, free, *nodes, a.starts_now, a.next_size(now, short=short)
 
     head = ("TYPE", "FREE", *(("NODES",) if with_nodes else ()), "STARTS NOW", "NEXT SIZE UP")
     return [head, *map(row, found)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import date, datetime, time, timedelta
+from typing import TYPE_CHECKING
 
-from gpudev_cli.client import Availability, Refused, Reservation, Size
+if TYPE_CHECKING:  # the client asks for words, too
+    from gpudev_cli.client import Availability, Refused, Reservation, Size
 
 
 def local(text: str) -> datetime:

@@ -4,10 +4,11 @@ Every waiting request has a *plan* (nodes and start) in the same book as what ru
 that it got when it was filed. On every node, at every instant, what runs and what is planned fit together,
 and now <= plan <= promise.
 
-An arrival is planned into what is free, so that nobody moves. An early end only frees. ``compress`` lifts
-one plan at a time, looks for an earlier start, and puts it back exactly where it was if there is none: its
-old place is still free, so nobody ever moves later. Only what takes capacity away can break a promise:
-``mend`` then re-places those who stood on it, and nobody else.
+An arrival is planned into what is free, so that nobody moves. An early end only frees. ``fill`` lifts one
+plan at a time and puts it back exactly where it was if there is nothing better: its old place is still free,
+so nobody ever moves later. Better is a start at once; for gangs, and for those who are late, any earlier one.
+Only what takes capacity away can break a promise: ``mend`` then re-places those who stood on it, and nobody
+else.
 
 Times are whole seconds. A plan reaches from its start to its start plus its whole length, with preparation
 and clean-up.
@@ -44,7 +45,7 @@ class Plan:
     promise: int
     rank: Rank
     seen: int = 0
-    """What had become free by its last look for an earlier start."""
+    """What had become free by its last look for any earlier start."""
 
     @property
     def end(self) -> int:
@@ -134,25 +135,12 @@ class Ledger:
         self._book(plan)
         self._strained.update(plan.nodes)
 
-    def compress(self) -> None:
-        """Move plans earlier into what has become free, in the order of their rank. One pass."""
-        places = self.places
-        seen = looked = -1
-        freed: Sequence[str] = ()
-        for plan in sorted(self.plans.values(), key=_rank):
-            if plan.start > self.now and plan.seen < places.changes:
-                if seen != plan.seen or looked != places.changes:
-                    seen, looked = plan.seen, places.changes
-                    freed = places.freed_since(seen)
-                self._lift(plan, freed)
-                plan.seen = places.changes
-
     def fill(self) -> None:
         """Let whoever can start at once do so, in the order of rank; to be called whenever time has passed.
 
         Others of one node stay where they are: what is free before them is for those who can use it now, and
-        people wait less for it than with ``compress``. Gangs, for which whole nodes must come together, and
-        those who are late are moved to any earlier place.
+        people wait less than if every plan were moved as early as it goes. Gangs, for which whole nodes must
+        come together, and those who are late are moved to any earlier place.
         """
         places, now = self.places, self.now
         idle = {name: free for name, profile in places.profiles.items() if (free := profile.at(now)) > 0}
@@ -168,11 +156,8 @@ class Ledger:
                 if not self._start_now(plan, idle, size in full):
                     full.add(size)
                     continue
-            else:
-                if plan.seen == places.changes or not self._lift(plan, places.freed_since(plan.seen)):
-                    plan.seen = places.changes
-                    continue
-                plan.seen = places.changes
+            elif not self._lift(plan):
+                continue
             full.clear()
             for name in (*old, *plan.nodes):
                 idle[name] = places.profiles[name].at(now)
@@ -262,23 +247,25 @@ class Ledger:
     def _unbook(self, plan: Plan) -> None:
         self.places.give(plan.nodes, plan.start, plan.end, plan.need.units)
 
-    def _lift(self, plan: Plan, freed: Sequence[str]) -> bool:
-        need, places = plan.need, self.places
-        if need.nodes > 1:
-            own = plan.nodes
-            if not any(places.is_empty_before(name, need, self.now, plan.start, own) for name in freed):
-                return False
-            # its own place is in the way of a start that overlaps it
-            self.places.put_back(plan.nodes, plan.start, plan.end, need.units)
-            slot = self.places.earliest(need, self.now, plan.start)
-            self._book(plan)
-        else:
-            node = plan.nodes[0] if plan.nodes else ""
-            slot = self.places.earlier_on(freed, need, self.now, plan.start, node)
-        if slot is None:
-            return False
-        self._move(plan, slot)
-        return True
+    def _lift(self, plan: Plan) -> bool:
+        """Move it to any earlier start. Only what has become free since its last look can have made one."""
+        slot = self._earlier(plan, self.places.freed_since(plan.seen))
+        if slot is not None:
+            self._move(plan, slot)
+        plan.seen = self.places.changes
+        return slot is not None
+
+    def _earlier(self, plan: Plan, freed: Sequence[str]) -> Slot | None:
+        need, places, own = plan.need, self.places, plan.nodes
+        if need.nodes == 1:
+            return places.earlier_on(freed, need, self.now, plan.start, own[0] if own else "")
+        if not any(places.is_empty_before(name, need, self.now, plan.start, own) for name in freed):
+            return None
+        # its own place is in the way of a start that overlaps it
+        places.put_back(own, plan.start, plan.end, need.units)
+        slot = places.earliest(need, self.now, plan.start)
+        self._book(plan)
+        return slot
 
     def _move(self, plan: Plan, slot: Slot) -> None:
         self._unbook(plan)

@@ -35,7 +35,9 @@ MOST_RUN = 600
 """... and with still more they are only placed once, one after the other."""
 MOST_LIVES = 2_000
 MOST_ARRIVALS = 1_500
-MOST_REPLAYED = 2_000
+MOST_REPLAYED = 1_000
+MOST_MORE = 50
+"""By so many a simulated queue may grow: those behind them hardly matter to those who wait now."""
 MOST_ERRORS = 1_000
 ENOUGH_LIVES = 20
 ENOUGH_LEFT = 5
@@ -338,7 +340,7 @@ class _Run:
             for one in book.running
         ]
         heapq.heapify(self._ends)
-        self._next, self._came = EVER, 0
+        self._next, self._came, self._most = EVER, 0, len(book.plans) + MOST_MORE
         if arrivals and random:
             first = random.randrange(len(arrivals))
             self._arrivals = [*arrivals[first:], *arrivals[:first]]
@@ -378,6 +380,8 @@ class _Run:
         one = self._arrivals[self._came % count][1]
         self._came += 1
         self._next = now + self._arrivals[self._came % count][0] if self._came < MOST_REPLAYED else EVER
+        if len(self._ledger.plans) >= self._most:
+            return
         key = f"replayed {self._came}"
         plan = self._ledger.plan(key, one.need, (*one.rank, now))
         if plan is not None and plan.start <= now:

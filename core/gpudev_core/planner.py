@@ -69,12 +69,15 @@ class Planner:
     def update(
         self, nodes: Iterable[Node], holdings: Iterable[Holding], waiting: Sequence[Waiting], now: datetime
     ) -> dict[str, Planned]:
-        """Bring the book up to date and plan what is new. In this order: ends, earlier starts, arrivals."""
+        """Bring the book up to date and plan what is new. In this order: ends, earlier starts, arrivals.
+
+        To be called at every change, and when something that is planned begins or should be gone.
+        """
         self.read(nodes, holdings, waiting, now)
         old = {plan.key: plan.nodes for plan in self.ledger.plans.values()}
         self._postpone_late()
         self.ledger.mend()
-        self.ledger.compress()
+        self.ledger.fill()
         self._plan_arrivals(waiting)
         return {
             one.reservation_id: self._planned(one, old.get(one.reservation_id, one.planned_nodes))

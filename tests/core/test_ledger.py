@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -22,6 +23,11 @@ def ledger_of(*units: int) -> Ledger:
     for number, of_node in enumerate(units):
         ledger.set_node(f"n{number}", of_node)
     return ledger
+
+
+def begin_due(ledger: Ledger) -> None:
+    for key in [key for key, plan in ledger.plans.items() if plan.start == ledger.now]:
+        ledger.begin(key)
 
 
 def starts(ledger: Ledger) -> dict[str, int]:
@@ -63,10 +69,10 @@ def from_now(places: Places, now: int) -> dict[str, tuple[list[int], list[int]]]
     return {name: (list(p.times), list(p.free)) for name, p in places.profiles.items()}
 
 
-def plainly_moved(ledger: Ledger, *, only_now: bool = False) -> dict[str, Slot]:
+def plainly_moved(ledger: Ledger) -> dict[str, Slot]:
     """What one pass must give: each in its turn lifted, looked for on all nodes, put back.
 
-    ``only_now``: those of one node that are not late are moved only if they can start at once.
+    Those of one node that are not late are moved only if they can start at once.
     """
     book = Ledger(ledger.now)
     for name, profile in ledger.places.profiles.items():
@@ -77,8 +83,8 @@ def plainly_moved(ledger: Ledger, *, only_now: bool = False) -> dict[str, Slot]:
         book.adopt(plan.key, plan.need, Slot(plan.start, plan.nodes), plan.promise, plan.rank)
     for plan in book.plans.values():
         if plan.start > book.now:
-            stays = only_now and plan.need.nodes == 1 and not plan.is_late
-            before = book.now + 1 if stays else plan.start
+            only_now = plan.need.nodes == 1 and not plan.is_late
+            before = book.now + 1 if only_now else plan.start
             slot = rebuilt(book, without=plan.key).earliest(plan.need, book.now, before)
             if slot is not None:
                 plan.start, plan.nodes = slot.start, slot.nodes
@@ -94,6 +100,7 @@ needs = st.builds(
     st.integers(2, 20),
     st.sampled_from(["", "", "", "x", "y"]),
 )
+anywhere = needs.map(lambda need: replace(need, zone=""))
 which = st.integers(0, 99)
 
 
@@ -109,8 +116,9 @@ class Book(RuleBasedStateMachine):
         for number, of_node in enumerate(units):
             self.ledger.set_node(f"n{number}", of_node, "xy"[number % 2])
         self.promises: dict[str, int] = {}
+        self.late: dict[str, int] = {}
         self.running: set[str] = set()
-        self.numbers, self.passes = count(), count()
+        self.numbers = count()
         for need in first:
             self.arrives(need, 0)
         self.start_due()
@@ -120,14 +128,14 @@ class Book(RuleBasedStateMachine):
     @rule(
         wanted=st.lists(needs, min_size=1, max_size=4),
         priority=st.integers(0, 1),
-        slack=st.sampled_from([0, 0, 8]),
+        slack=st.sampled_from([0, 0, 8, -8]),
     )
     def arrive(self, wanted: list[Need], priority: int, slack: int) -> None:
         for need in wanted:
             self.arrives(need, priority, slack)
 
     def arrives(self, need: Need, priority: int, slack: int = 0) -> None:
-        """``slack``: as if it had been promised a later start, and moved earlier since."""
+        """``slack``: as if it had been promised a later start, and moved earlier since; below 0: late."""
         number = next(self.numbers)
         before, expected = slots(self.ledger), self.slow().earliest(need, self.now, EVER, self.names)
         plan = self.ledger.plan(f"r{number}", need, (-priority, need.size, number))
@@ -137,6 +145,8 @@ class Book(RuleBasedStateMachine):
             assert need.nodes > 1 or (expected and plan.nodes == expected.nodes)
             assert plan.promise == plan.start
             plan.promise = self.promises[plan.key] = plan.start + slack
+            if slack < 0:
+                self.late[plan.key] = plan.start
 
     @precondition(lambda self: self.running)
     @rule(which=which)
@@ -144,7 +154,7 @@ class Book(RuleBasedStateMachine):
         key = self.pick(self.running, which)
         self.ledger.release(key)
         self.running.discard(key)
-        self.compress()
+        self.fill()
 
     @precondition(lambda self: self.promises)
     @rule(which=which)
@@ -152,7 +162,7 @@ class Book(RuleBasedStateMachine):
         key = self.pick(self.promises, which)
         self.ledger.drop(key)
         del self.promises[key]
-        self.compress()
+        self.fill()
 
     @precondition(lambda self: self.promises)
     @rule(which=which, random=st.randoms(use_true_random=False))
@@ -191,7 +201,7 @@ class Book(RuleBasedStateMachine):
         self.ledger.release(key)
         self.running.discard(key)
         self.wants_more_time(which, more, 5)
-        self.compress()
+        self.fill()
 
     # Time
 
@@ -200,7 +210,7 @@ class Book(RuleBasedStateMachine):
         for _ in range(events):
             self.start_due()
             self.pass_to(self.next_event())
-            self.compress()
+            self.fill()
 
     @rule(which=which, seconds=st.integers(1, 5))
     def a_start_is_late(self, which: int, seconds: int) -> None:
@@ -213,7 +223,6 @@ class Book(RuleBasedStateMachine):
             self.ledger.postpone(late)
             assert self.ledger.plans[late].start == self.now
             self.mend(set(nodes), also={late})
-            self.compress()
 
     # The cluster
 
@@ -223,7 +232,6 @@ class Book(RuleBasedStateMachine):
         fewer = units < self.ledger.places.profiles[name].units
         self.ledger.set_node(name, units, self.ledger.places.zone_of(name))
         self.mend({name} if fewer else set())
-        self.compress()
 
     # What always holds
 
@@ -245,7 +253,7 @@ class Book(RuleBasedStateMachine):
         assert self.ledger.held.keys() == self.running
         for key, plan in self.ledger.plans.items():
             assert plan.promise == self.promises[key]
-            assert self.now <= plan.start <= plan.promise
+            assert self.now <= plan.start <= self.latest(key)
 
     @invariant()
     def everybody_has_the_nodes_that_were_asked_for(self) -> None:
@@ -286,19 +294,23 @@ class Book(RuleBasedStateMachine):
         units = self.ledger.held[key].units
         return all(slow.lowest(name, start, end) >= wanted for name, wanted in units.items())
 
-    def compress(self) -> None:
-        """And every other time fill."""
-        only_now = next(self.passes) % 2 == 1
-        before, expected = starts(self.ledger), plainly_moved(self.ledger, only_now=only_now)
-        self.ledger.fill() if only_now else self.ledger.compress()
+    def latest(self, key: str) -> int:
+        """Its promise; for one that is late, where it stood last: it too moves only earlier."""
+        return self.late.get(key, self.promises[key])
+
+    def fill(self) -> None:
+        before, expected = starts(self.ledger), plainly_moved(self.ledger)
+        self.ledger.fill()
         assert slots(self.ledger) == expected
         assert all(start <= before[key] for key, start in starts(self.ledger).items())
+        self.late = {plan.key: plan.start for plan in self.late_plans()}
 
     def start_due(self, but: str = "") -> None:
         for key, plan in list(self.ledger.plans.items()):
             if plan.start == self.now and key != but:
                 held = self.ledger.begin(key)
-                assert held.start == plan.start <= self.promises.pop(key)
+                assert held.start == plan.start <= self.latest(key)
+                del self.promises[key]
                 assert (dict(held.units), held.end) == (
                     dict.fromkeys(plan.nodes, plan.need.units),
                     self.now + plan.need.length,
@@ -320,23 +332,29 @@ class Book(RuleBasedStateMachine):
         assert slots(self.ledger) == before
 
     def mend(self, struck: set[str], also: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-        """Only those who stood where there is no room are moved, and only they may be late."""
+        """Only those who stood where there is no room are moved, and only they may become late.
+
+        They are late while plans are moved earlier; after that they are promised what they have then.
+        """
         before, slow = slots(self.ledger), self.slow()
+        known = {plan.key for plan in self.late_plans()}
         shaken = {key for key, plan in self.ledger.plans.items() if _stands_badly(slow, plan)}
         late = self.ledger.mend()
         after = slots(self.ledger)
         assert all(after[key] == before[key] for key in after.keys() - shaken)
         assert {plan.key for plan in late} <= shaken | also
-        assert {plan.key for plan in self.ledger.plans.values() if plan.is_late} <= {
-            p.key for p in late
-        } | also
-        for plan in [plan for plan in self.ledger.plans.values() if plan.is_late]:
-            assert struck & set(before[plan.key].nodes)
+        assert {plan.key for plan in self.late_plans()} <= {plan.key for plan in late} | also | known
+        assert all(struck & {*before[p.key].nodes} for p in self.late_plans() if p.key not in known)
+        self.fill()
+        for plan in self.late_plans():
             if plan.start == EVER:
                 self.ledger.drop(plan.key)
                 del self.promises[plan.key]
             else:
                 plan.promise = self.promises[plan.key] = plan.start
+
+    def late_plans(self) -> list[Plan]:
+        return [plan for plan in self.ledger.plans.values() if plan.is_late]
 
 
 def _stands_badly(slow: Slow, plan: Plan) -> bool:
@@ -360,13 +378,11 @@ def test_an_early_end_breaks_no_promise_where_planning_anew_would(first: str) ->
     ledger.plan("B", Need(4, 1, 4 * HOUR), (first != "B",))
     assert starts(ledger) == {"A": 8 * HOUR, "B": 3 * HOUR}
     ledger.release("y")
-    ledger.compress()
-    later = {"A": 7 * HOUR, "B": 0} if first == "A" else {"A": 4 * HOUR, "B": 0}
-    assert starts(ledger) == later
-    assert not any(plan.is_late for plan in ledger.plans.values())
+    ledger.fill()
+    assert starts(ledger) == {"A": 8 * HOUR, "B": 0}
 
 
-@given(st.lists(needs.map(lambda need: Need(need.units, need.nodes, need.length)), max_size=15))
+@given(st.lists(anywhere, max_size=15))
 @settings(deadline=None)
 def test_when_nobody_leaves_early_everybody_starts_at_the_promise_to_the_second(wanted: list[Need]) -> None:
     ledger = ledger_of(8, 8, 8)
@@ -380,7 +396,7 @@ def test_when_nobody_leaves_early_everybody_starts_at_the_promise_to_the_second(
         ledger.set_now(min(starts(ledger).values()))
         for key in [key for key, held in ledger.held.items() if held.end <= ledger.now]:
             ledger.release(key)
-        ledger.compress()
+        ledger.fill()
         for key in [key for key, plan in ledger.plans.items() if plan.start == ledger.now]:
             begun[key] = ledger.begin(key).start
     assert begun == promised
@@ -397,10 +413,9 @@ def test_a_gang_does_not_starve_behind_a_stream_of_small_ones() -> None:
         ledger.set_now(minute * 60)
         for key in [key for key, held in ledger.held.items() if held.end <= ledger.now]:
             ledger.release(key)
-        ledger.compress()
+        ledger.fill()
         ledger.plan(f"small{minute}", Need(1, 1, HOUR), (HOUR, minute))
-        for key in [key for key, plan in ledger.plans.items() if plan.start == ledger.now]:
-            ledger.begin(key)
+        begin_due(ledger)
         assert ledger.plans["gang"].start <= gang.promise
     assert len(ledger.held) > 1, "small ones went before it where they were not in its way"
     ledger.set_now(16 * 600)
@@ -418,7 +433,7 @@ def test_of_two_equal_requests_the_one_with_priority_is_moved_first() -> None:
         ledger.plan("third", Need(8, 1, 2 * HOUR), (-9, 0))
         assert starts(ledger) == {"newer": 2 * HOUR, "third": 3 * HOUR}
         ledger.release("x")
-        ledger.compress()
+        ledger.fill()
         assert starts(ledger) == {"third": 0, "newer": 2 * HOUR}
 
 
@@ -427,7 +442,7 @@ def test_a_later_filing_of_higher_priority_takes_no_promised_place() -> None:
     ledger.hold("x", {"n0": 8}, 0, HOUR)
     ledger.plan("older", Need(8, 1, HOUR), (0, 1))
     ledger.plan("urgent", Need(8, 1, HOUR), (-5, 2))
-    ledger.compress()
+    ledger.fill()
     assert starts(ledger) == {"older": HOUR, "urgent": 2 * HOUR}
 
 
@@ -448,8 +463,8 @@ def test_a_lost_node_delays_only_those_who_stood_on_it_in_the_order_of_their_pro
     assert starts(ledger) == {"a": 3 * HOUR, "b": 4 * HOUR, "c": 2 * HOUR}
     ledger.set_node("n0", 8)
     assert ledger.mend() == late[:0]
-    ledger.compress()
-    assert starts(ledger) == {"c": HOUR, "b": 2 * HOUR, "a": 2 * HOUR}, "in the order of rank"
+    ledger.fill()
+    assert starts(ledger) == {"c": 2 * HOUR, "b": HOUR, "a": 2 * HOUR}, "the late ones, in the order of rank"
 
 
 def test_what_no_node_can_hold_has_no_start_until_the_node_is_back() -> None:
@@ -460,7 +475,7 @@ def test_what_no_node_can_hold_has_no_start_until_the_node_is_back() -> None:
     [late] = ledger.mend()
     assert (late.start, late.nodes) == (EVER, ())
     ledger.set_node("n0", 8)
-    ledger.compress()
+    ledger.fill()
     assert slots(ledger) == {"big": Slot(HOUR, ("n0",))}
 
 
@@ -514,18 +529,89 @@ def test_a_refused_extension_leaves_a_lost_node_to_be_mended() -> None:
     assert slots(ledger) == {"a": Slot(HOUR, ("n0",)), "b": Slot(3 * HOUR, ("n0",))}
 
 
-def test_filling_lets_start_who_can_and_keeps_the_rest_of_the_time_free() -> None:
-    """What is free before a plan is for those who can use it now."""
+@given(st.lists(anywhere, min_size=6, max_size=25), st.lists(st.integers(0, 99), max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_when_people_leave_only_gangs_move_without_starting_and_in_the_end_nobody_more_could_start(
+    wanted: list[Need], leave: list[int]
+) -> None:
+    ledger = ledger_of(8, 8, 8)
+    for number, need in enumerate(wanted):
+        ledger.plan(f"r{number}", need, (need.size, number))
+    begin_due(ledger)
+    for which in leave:
+        before = slots(ledger)
+        ledger.release(sorted(ledger.held)[which % len(ledger.held)])
+        ledger.fill()
+        for key, plan in ledger.plans.items():
+            moved = Slot(plan.start, plan.nodes) != before[key]
+            assert ledger.now <= plan.start <= before[key].start <= plan.promise
+            assert not moved or plan.need.nodes > 1 or plan.start == ledger.now
+        for _ in ledger.plans:  # who moves leaves room, which may be for one that had its turn
+            ledger.fill()
+        waiting = [plan for plan in ledger.plans.values() if plan.start > ledger.now and plan.need.nodes == 1]
+        assert all(ledger.ask(plan.need, ledger.now + 1) is None for plan in waiting)
+        assert all(min(profile.free) >= 0 for profile in ledger.places.profiles.values())
+        begin_due(ledger)
+        ledger.set_now(ledger.now + 1)
+        for key in [key for key, held in ledger.held.items() if held.end <= ledger.now]:
+            ledger.release(key)
+        ledger.fill()
+        begin_due(ledger)
+        if not ledger.held:
+            break
+
+
+def test_one_that_cannot_start_at_once_leaves_what_is_free_to_those_who_can() -> None:
     ledger = ledger_of(8)
-    ledger.hold("x", {"n0": 8}, 0, 2 * HOUR)
-    ledger.plan("gone", Need(8, 1, HOUR), (0,))
-    ledger.plan("long", Need(8, 1, 3 * HOUR), (1,))
-    ledger.drop("gone")
+    ledger.hold("x", {"n0": 4}, 0, 2 * HOUR)
+    ledger.hold("y", {"n0": 4}, 0, 4 * HOUR)
+    ledger.plan("large", Need(8, 1, HOUR), (8 * HOUR, 1))
+    ledger.release("y")
     ledger.fill()
-    assert starts(ledger) == {"long": 3 * HOUR}
+    assert starts(ledger) == {"large": 4 * HOUR}
+    assert ledger.ask(Need(4, 1, 3 * HOUR)) == Slot(0, ("n0",))
     ledger.release("x")
     ledger.fill()
-    assert starts(ledger) == {"long": 0}
+    assert starts(ledger) == {"large": 0}
+
+
+def test_one_may_start_now_where_its_own_place_is_in_the_way_of_others() -> None:
+    ledger = ledger_of(8)
+    ledger.hold("x", {"n0": 8}, 0, HOUR)
+    ledger.plan("first", Need(8, 1, 2 * HOUR), (1,))
+    ledger.plan("second", Need(8, 1, 2 * HOUR), (0,))
+    ledger.release("x")
+    ledger.fill()
+    assert starts(ledger) == {"first": 0, "second": 3 * HOUR}
+
+
+def test_what_was_free_only_later_is_taken_when_its_time_has_come() -> None:
+    """Nothing becomes free at that time: it is the calling again that counts."""
+    ledger = ledger_of(8)
+    ledger.hold("x", {"n0": 8}, 0, HOUR)
+    ledger.plan("first", Need(8, 1, HOUR), (1,))
+    ledger.plan("second", Need(8, 1, HOUR), (2,))
+    ledger.drop("first")
+    ledger.fill()
+    assert starts(ledger) == {"second": 2 * HOUR}
+    ledger.set_now(HOUR)
+    ledger.fill()
+    assert starts(ledger) == {"second": HOUR}
+
+
+def test_gangs_and_those_who_are_late_move_to_any_earlier_place() -> None:
+    ledger = ledger_of(8, 8)
+    for name in ("n0", "n1"):
+        ledger.hold(f"x{name}", {name: 8}, 0, HOUR)
+        ledger.hold(f"y{name}", {name: 8}, HOUR, 3 * HOUR)
+    ledger.plan("gang", Need(8, 2, HOUR), (9,))
+    ledger.plan("late", Need(8, 1, HOUR), (1,))
+    ledger.plans["late"].promise = HOUR
+    assert starts(ledger) == {"gang": 3 * HOUR, "late": 4 * HOUR}
+    ledger.release("yn0")
+    ledger.release("yn1")
+    ledger.fill()
+    assert starts(ledger) == {"gang": 2 * HOUR, "late": HOUR}
 
 
 def test_what_no_node_can_hold_and_has_no_promise_does_not_stop_the_others() -> None:
@@ -534,7 +620,6 @@ def test_what_no_node_can_hold_and_has_no_promise_does_not_stop_the_others() -> 
     ledger.set_node("n0", 4)
     ledger.mend()
     ledger.fill()
-    ledger.compress()
     assert starts(ledger) == {"odd": EVER}
 
 
@@ -557,13 +642,14 @@ crowd = st.builds(
 )
 
 
-@pytest.mark.parametrize("only_now", [False, True], ids=["compress", "fill"])
 @given(
-    wanted=st.lists(crowd, min_size=6, max_size=18), gone=st.sets(st.integers(0, 17), min_size=1, max_size=6)
+    wanted=st.lists(crowd, min_size=6, max_size=18),
+    gone=st.sets(st.integers(0, 17), min_size=1, max_size=6),
+    late=st.sets(st.integers(0, 17), max_size=9),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 def test_a_crowd_is_moved_as_if_every_node_were_looked_at(
-    only_now: bool, wanted: list[Need], gone: set[int]
+    wanted: list[Need], gone: set[int], late: set[int]
 ) -> None:
     ledger = ledger_of(8, 8)
     for number, need in enumerate(wanted):
@@ -572,6 +658,8 @@ def test_a_crowd_is_moved_as_if_every_node_were_looked_at(
             ledger.begin(plan.key)
     for key in [f"r{number}" for number in gone if number < len(wanted)]:
         ledger.release(key) if key in ledger.held else ledger.drop(key)
-    expected = plainly_moved(ledger, only_now=only_now)
-    ledger.fill() if only_now else ledger.compress()
+    for plan in [ledger.plans[f"r{number}"] for number in late if f"r{number}" in ledger.plans]:
+        plan.promise = 0
+    expected = plainly_moved(ledger)
+    ledger.fill()
     assert slots(ledger) == expected

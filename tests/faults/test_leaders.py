@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_controller import CATALOGUE, START, Outside
-from sqlalchemy import select, text, update
+from model_controller import CATALOGUE, NoGuesses, Outside
+from sqlalchemy import delete, select, text
 from sqlalchemy.orm import Session
 
 from gpudev_core import reservations
@@ -81,6 +81,8 @@ class Candidate:
         hub, guard = GatedHub(world, self.gate), self.guard if guarded else (lambda session: None)
         box: Any = world
         self.controller = Controller(self.portal, hub, box, lambda: world.now, guard=guard)
+        self.controller._forecaster.close()
+        self.controller._forecaster = NoGuesses()  # type: ignore[assignment]
         self.lost = 0
 
     def guard(self, session: Session) -> None:
@@ -154,18 +156,20 @@ class Duel:
         return row.reservation_id
 
     def clear(self) -> None:
-        """Everything is over, so that there is room again."""
+        """Everybody is gone, so that there is room again."""
         self.world.known.clear()
         self.world.running.clear()
         with self.store.write() as session:
-            session.execute(update(ReservationRow).values(status="cancelled", reservation_ended=START))
+            for table in reversed(Base.metadata.sorted_tables):
+                if table.name not in ("leaders", "gpu_types"):
+                    session.execute(delete(table))
 
     def take_lock_from(self, victim: Candidate) -> None:
         """As when its connection dies; a file lock cannot be lost like that, but can be let go of."""
         if self.store.is_sqlite:
             fcntl.flock(victim.leader._lock._descriptor, fcntl.LOCK_UN)  # type: ignore[attr-defined]
             return
-        query = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = :key"
+        query = "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE objid = :key"
         with self.store.write() as session:
             assert session.execute(text(query), {"key": leading._KEY}).all() == [(True,)]
 

@@ -173,6 +173,27 @@ CASES = [
         [p.EndProcesses("r1")],
     ),
     (
+        "cancelled long before its end, hub silent, past grace: end without it",
+        active(end_wanted="cancelled"),
+        None,
+        {"servers": None, "processes": {"r1"}, "ending_since": {"r1": LATE}},
+        [p.EndProcesses("r1")],
+    ),
+    (
+        "cancelled just now, hub silent: wait",
+        active(end_wanted="cancelled"),
+        None,
+        {"servers": None, "processes": {"r1"}, "ending_since": {"r1": NOW}},
+        [],
+    ),
+    (
+        "still preparing when all its time is over: it fails, and costs the next one nothing",
+        preparing(start_attempts=1, latest_end=NOW),
+        STARTING,
+        {},
+        [p.WantEnd("r1", Status.FAILED, "the server did not start", "start_timeout")],
+    ),
+    (
         "hub silent, past grace, nothing runs: still not finished",
         active(end_wanted="expired", expires_at=LATE),
         None,

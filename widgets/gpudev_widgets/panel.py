@@ -9,7 +9,6 @@ from html import escape
 
 import ipywidgets
 
-from gpudev_cli import words
 from gpudev_cli.client import Availability, Cells, Client, ClientError
 
 HEAD = ("Type", "Free", "Starts now", "Otherwise")
@@ -72,7 +71,7 @@ def availability() -> AvailabilityPanel:
 
 def _row(found: Availability, now: datetime) -> tuple[str, ...]:
     free = f"{found.free_for_you} of {found.total}"
-    return found.gpu_type, free, found.starts_now, words.next_size(found, now, short=True)
+    return found.gpu_type, free, found.starts_now, found.next_size(now, short=True)
 
 
 def _html(rows: Sequence[Sequence[str]], found: Sequence[Availability]) -> str:

@@ -287,7 +287,7 @@
 
   // The number stands apart from what is announced: a screen reader is not to be told every minute.
   function warningWords(r) {
-    const minutes = Math.max(1, Math.ceil(left(r) / MINUTE - 0.5)), files = r.disk ? `; files on disk ${r.disk} stay.` : ". Files are gone then.";
+    const minutes = Math.max(1, Math.ceil(left(r) / MINUTE)), files = r.disk ? `; files on disk ${r.disk} stay.` : ". Files are gone then.";
     return [`${plural(minutes, "minute")} left.`, `${r.name} ends ${atTime(r.expires_at)}. Programs stop then${files}`];
   }
 

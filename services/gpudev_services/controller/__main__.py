@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from datetime import UTC, datetime
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from gpudev_core.doorbell import Doorbell
 from gpudev_core.portal import Portal, this_portal
 from gpudev_services.controller.box import LocalBox
-from gpudev_services.controller.leader import LostLeadership, leader_of
+from gpudev_services.controller.leader import Leader, LostLeadership, leader_of
 from gpudev_services.controller.round import Controller
 from gpudev_services.hub import Hub
 from gpudev_services.notify.postman import Postman, channels
@@ -19,6 +22,8 @@ from gpudev_services.parent import when_parent_ends
 
 ROUND_AT_LEAST_EVERY_S = 1.0
 POSTMAN_GRACE_S = 2.0
+SWITCH_EVERY_S = 0.0005
+"""A round that comes back from the database waits no longer than this for the thread that forecasts."""
 log = logging.getLogger("gpudev.controller")
 
 
@@ -33,6 +38,7 @@ def main() -> None:
 
 
 def run(portal: Portal, ending: threading.Event) -> None:
+    sys.setswitchinterval(SWITCH_EVERY_S)
     bell = Doorbell(portal.store)
     hub = Hub(os.environ["JUPYTERHUB_API_URL"], os.environ["JUPYTERHUB_API_TOKEN"])
     leader, leading = leader_of(portal), threading.Event()
@@ -41,7 +47,7 @@ def run(portal: Portal, ending: threading.Event) -> None:
     postman.start()
     try:
         while not ending.is_set():
-            if leader.leads():
+            if _leads(leader):
                 leading.set()
                 _round(controller)
                 postman.wake()
@@ -54,6 +60,15 @@ def run(portal: Portal, ending: threading.Event) -> None:
         controller.close()
         leader.give_up()
         hub.close()
+
+
+def _leads(leader: Leader) -> bool:
+    """A database that gives no answer is asked again; until then nobody leads from here."""
+    try:
+        return leader.leads()
+    except SQLAlchemyError as error:
+        log.warning("who leads is not known: %s; trying again", type(error).__name__)
+        return False
 
 
 def _pause(to_next: float) -> float:

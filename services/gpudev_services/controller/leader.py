@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import select, text
+from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -105,11 +105,13 @@ class AdvisoryLock:
 
     def __init__(self, portal: Portal) -> None:
         self._engine = portal.store.engine
-        self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self._connection: Connection | None = None
         self._held = False
 
     def try_take(self) -> bool:
         try:
+            if self._connection is None:
+                self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             if self._held:
                 self._connection.execute(text("SELECT 1"))
             else:
@@ -117,8 +119,16 @@ class AdvisoryLock:
                 self._held = bool(answer.scalar())
         except SQLAlchemyError:
             self._held = False
-            self._connection.invalidate()
+            self._drop()
         return self._held
 
     def give_up(self) -> None:
-        self._connection.close()
+        self._held = False
+        self._drop()
+
+    def _drop(self) -> None:
+        """Close it for good: one that failed is of no more use, and one in the pool would keep the lock."""
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from gpudev_core import failures
 from gpudev_core.failures import Cause
 from gpudev_core.lifecycle import MAX_STARTS
 from gpudev_core.models import Node, Status
@@ -33,6 +34,8 @@ class World:
     busy: Set[str] = frozenset()
     """Reservations for which a call to the hub is under way, or was put off."""
     missing_since: Mapping[str, datetime] = field(default_factory=dict)
+    ending_since: Mapping[str, datetime] = field(default_factory=dict)
+    """Since when each that is to end has been seen so: the grace counts from there, whoever wanted it."""
     losses: Mapping[str, Cause] = field(default_factory=dict)
     """Reservations whose servers are known to be lost, and to what: a node, an eviction, memory."""
 
@@ -104,6 +107,9 @@ def _about_holding(row: ReservationRow, world: World, settings: Settings) -> Ste
         return _about_ending(row, world, settings)
     if row.expires_at is not None and world.now >= row.expires_at:
         return WantEnd(row.reservation_id, Status.EXPIRED, "time_up")
+    if row.status == Status.PREPARING and row.latest_end is not None and world.now >= row.latest_end:
+        late = failures.cause("start_timeout")  # all its time went by: it must not cost the next one's
+        return WantEnd(row.reservation_id, Status.FAILED, late.phrase, late.code)
     if lost := world.losses.get(row.reservation_id):
         return WantEnd(row.reservation_id, Status.FAILED, lost.phrase, lost.code)
     if world.servers is None:
@@ -121,7 +127,8 @@ def _about_holding(row: ReservationRow, world: World, settings: Settings) -> Ste
 def _about_ending(row: ReservationRow, world: World, settings: Settings) -> Step | None:
     """Through the hub. Where it gives no answer, or hangs, until the grace is over: without it."""
     grace = timedelta(seconds=settings.servers.stop_grace_s)
-    overdue = row.expires_at is not None and world.now >= row.expires_at + grace
+    times = (row.expires_at or row.latest_end, world.ending_since.get(row.reservation_id))
+    overdue = any(at is not None and world.now >= at + grace for at in times)
     runs = row.reservation_id in world.processes
     server = world.server_of(row)
     if world.servers is None or (server is not None and server.pending == "stop"):

@@ -48,6 +48,7 @@ class Controller:
         self._calls: dict[str, Future[None]] = {}
         self._not_before: dict[str, datetime] = {}
         self._missing_since: dict[str, datetime] = {}
+        self._ending_since: dict[str, datetime] = {}
         self._nodes: tuple[datetime, Sequence[Node]] | None = None
         self._servers: Servers | None = None
         self._asked_at = datetime.min.replace(tzinfo=UTC)
@@ -133,6 +134,8 @@ class Controller:
 
     def _world(self, now: datetime, rows: Sequence[ReservationRow]) -> World:
         self._calls = {key: call for key, call in self._calls.items() if not call.done()}
+        ending = [row.reservation_id for row in rows if _holds(row) and row.end_wanted]
+        self._ending_since = {key: self._ending_since.get(key, now) for key in ending}
         put_off = {key for key, at in self._not_before.items() if at > now}
         world = World(
             now=now,
@@ -141,6 +144,7 @@ class Controller:
             processes=self._box.processes(),
             busy=frozenset({*self._calls, *put_off}),
             missing_since=self._missing_since,
+            ending_since=self._ending_since,
         )
         if self._servers is not None:
             gone = [row.reservation_id for row in rows if _holds(row) and world.server_of(row) is None]

@@ -381,6 +381,7 @@
   function buttonFor(asked, errors) {
     const names = Object.keys(errors).filter((name) => name in CHANGE);
     if (errors.reservations) return { shape: "octagon", text: "Over your quota: end a reservation first", off: true };
+    if (asked.type?.maintenance) return { shape: "octagon", text: "Closed for maintenance: change type", off: true };
     if (names.length) {
       const over = names.some((name) => errors[name].quota) ? "Over your quota" : "Not possible yet";
       return { shape: "octagon", text: `${over}: change ${names.map((name) => CHANGE[name]).join(" and ")}`, off: true };
