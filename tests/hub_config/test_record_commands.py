@@ -144,9 +144,7 @@ def test_one_that_is_refused_does_not_stop_the_others(command: Command, store: S
     assert "bbbb-1 is in the queue again" in done.stdout and count(store) == 4
 
 
-def test_the_quota_holds(
-    command: Command, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_quota_holds(command: Command, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUDEV_LIMITS__GPUS", "1")
     offer(store)
     save_failed(store)
