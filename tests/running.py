@@ -183,13 +183,29 @@ class Person:
     def run(self, lab_url: str, code: str) -> str:
         """What a cell prints, in a kernel of the server."""
         server = lab_url.removesuffix("lab")
+        kernel = self._in_server(lab_url, "api/kernels")
+        return asyncio.run(_execute(self._socket(server, f"api/kernels/{kernel['id']}/channels"), code))
+
+    def in_terminal(self, lab_url: str, meanwhile: Callable[[], object], awaited: str) -> str:
+        """What a terminal of JupyterLab shows until ``awaited`` is in it, after ``meanwhile`` was done."""
+        server = lab_url.removesuffix("lab")
+        terminal = self._in_server(lab_url, "api/terminals")
+        request = self._socket(server, f"terminals/websocket/{terminal['name']}")
+        return asyncio.run(_watch(request, meanwhile, awaited))
+
+    def _in_server(self, lab_url: str, path: str) -> dict[str, Any]:
+        """Make something in the server: a kernel, a terminal."""
+        server = lab_url.removesuffix("lab")
         self.web.get(lab_url)  # logs in to the server
         xsrf = next(c.value for c in self.web.cookies.jar if c.name == "_xsrf" and c.path == server)
-        kernel = self.web.post(server + "api/kernels", params={"_xsrf": xsrf or ""}, json={})
-        assert kernel.status_code == 201, kernel.text
-        url = f"{self.portal.url.replace('http', 'ws', 1)}{server}api/kernels/{kernel.json()['id']}/channels"
+        answer = self.web.post(server + path, params={"_xsrf": xsrf or ""}, json={})
+        assert answer.status_code in (200, 201), answer.text
+        return dict(answer.json())
+
+    def _socket(self, server: str, path: str) -> HTTPRequest:
         cookies = "; ".join(f"{c.name}={c.value}" for c in self.web.cookies.jar if server.startswith(c.path))
-        return asyncio.run(_execute(HTTPRequest(url, headers={"Cookie": cookies}), code))
+        url = f"{self.portal.url.replace('http', 'ws', 1)}{server}{path}"
+        return HTTPRequest(url, headers={"Cookie": cookies})
 
     def token(self) -> str:
         """A token as the token page makes them."""
@@ -230,3 +246,22 @@ async def _execute(request: HTTPRequest, code: str) -> str:
         if answer["msg_type"] == "status" and answer["content"]["execution_state"] == "idle":
             socket.close()
             return printed
+
+
+async def _watch(request: HTTPRequest, meanwhile: Callable[[], object], awaited: str) -> str:
+    """Read a terminal's websocket, as JupyterLab does."""
+    socket = await websocket_connect(request)
+    shown = ""
+    await socket.write_message(json.dumps(["stdin", "echo begun\r"]))
+    while "begun" not in shown:
+        shown += await _output(socket)
+    await asyncio.to_thread(meanwhile)
+    while awaited not in shown:
+        shown += await _output(socket)
+    socket.close()
+    return shown
+
+
+async def _output(socket: Any) -> str:
+    kind, *rest = json.loads(str(await asyncio.wait_for(socket.read_message(), WAIT_S)))
+    return str(rest[0]) if kind == "stdout" else ""
