@@ -85,7 +85,8 @@ DESCRIPTIONS = {
     "priorities": "Whole number by group of the hub, from -1000 to 1000; larger goes first. A person has the "
     "highest of the groups that are listed; otherwise 0.",
     "queue.pending_minutes": "A request that no controller picked up in this time fails and says so.",
-    "queue.queued_hours": "A request that waited longer than this fails and says so.",
+    "queue.queued_hours": "A request that waited longer than this, and was not promised a later time, fails "
+    "and says so.",
     "queue.cleanup_s": "Seconds planned between the end of one reservation and the start of the next.",
     "notify.webhook_url_file": "File that holds the address to which messages are posted, as of a Slack "
     "channel. The address itself is a secret and never a setting. Empty: none.",

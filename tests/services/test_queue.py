@@ -141,6 +141,16 @@ def test_what_waits_within_its_time_is_not_given_up(desk: Desk) -> None:
     assert isinstance(found["r1"], q.Admit)
 
 
+def test_what_is_promised_a_later_time_waits_for_it(desk: Desk) -> None:
+    """A promise holds, though it lies beyond the time for which something may wait without one."""
+    old = {"status": "queued", "created_at": NOW - 49 * HOUR}
+    busy = running(9, "gpu-node-1", 8), running(8, "gpu-node-2", 8)
+    ahead = row(1, **old, no_later_than=NOW + 3 * HOUR)
+    assert isinstance(desk.decide(*busy, ahead)["r1"], q.Wait)
+    passed = row(1, **old, no_later_than=NOW - HOUR)
+    assert isinstance(Desk().decide(*busy, passed)["r1"], q.GiveUp)
+
+
 def test_what_can_never_fit_now_waits_without_a_time_and_lets_others_pass(desk: Desk) -> None:
     down = [NODES[0], Node("gpu-node-2", "h100", 8, ready=False)]
     found = desk.decide(row(1, 16), row(2, 8), nodes=down)

@@ -186,7 +186,8 @@ class Queue:
             return failures.cause("not_offered", gpu_type=row.gpu_type)
         if row.status == Status.PENDING and age > timedelta(minutes=limits.pending_minutes):
             return failures.cause("not_picked_up", minutes=limits.pending_minutes)
-        if row.status == Status.QUEUED and age > timedelta(hours=limits.queued_hours):
+        is_promised = row.no_later_than is not None and row.no_later_than >= now
+        if row.status == Status.QUEUED and age > timedelta(hours=limits.queued_hours) and not is_promised:
             return failures.cause("waited_too_long", hours=limits.queued_hours)
         return None
 
