@@ -158,7 +158,7 @@ def _write(
 ) -> None:
     old = row.expires_at
     assert old is not None
-    row.duration_hours = round(row.duration_hours + (until - old).total_seconds() / 3600, 4)
+    row.duration_hours += (until - old).total_seconds() / 3600
     row.expires_at = row.latest_end = until
     for other in reservations.open_rows(session):
         plan = planner.ledger.plans.get(other.reservation_id)
