@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from gpudev_core import availability, lifecycle, maintenance, notices, quotas, reservations
+from gpudev_core import availability, lifecycle, maintenance, notices, quotas, reservations, views
 from gpudev_core.errors import Refused
 from gpudev_core.models import Reason, Status
 from gpudev_core.planner import Allowances, Planner
@@ -46,9 +46,8 @@ def extend(
         _check_later(row, until, old)
         planner = _planner(session, portal, row, now)
         room = _room(session, portal, planner, row, until, now)
-        if room.until < until:
+        if room.until < until or not planner.ledger.extend(row.reservation_id, _book_end(planner, until)):
             raise _refused(row, room, old)
-        planner.ledger.extend(row.reservation_id, _book_end(planner, until))
         _write(session, portal, planner, row, until, user, now)
         return row
 
@@ -106,9 +105,10 @@ def _room(
             return Room(end, Reason("maintenance", {"gpu_type": row.gpu_type}))
     more = _allowed_hours(session, portal, row, now)
     limited = min(until, end + timedelta(hours=more.hours))
-    longest = planner.ledger.longest(row.reservation_id, _book_end(planner, limited))
-    promised = datetime.fromtimestamp(longest, UTC) - planner.allowances.cleanup
-    if promised < limited - timedelta(seconds=1):
+    wanted = _book_end(planner, limited)
+    longest = planner.ledger.longest(row.reservation_id, wanted)
+    if longest < wanted:
+        promised = datetime.fromtimestamp(longest, UTC) - planner.allowances.cleanup
         at = promised if promised - end >= LEAST else end
         return Room(at, Reason("promised", {"at": at}))
     return Room(limited, more.bound)
@@ -166,11 +166,7 @@ def _write(
             start, nodes = datetime.fromtimestamp(plan.start, UTC), list(plan.nodes)
             if (other.planned_start, other.planned_nodes) != (start, nodes):
                 other.planned_start, other.planned_nodes = start, nodes
-    detail = {"old": _iso(old), "new": _iso(until)}
+    detail = views.plain({"old": old, "new": until})
     lifecycle.record(session, row.reservation_id, "extended", now=now, actor=user, detail=detail)
     session.flush()
     notices.reschedule(session, row, notices.channels_of(portal.settings), now)
-
-
-def _iso(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -94,6 +94,20 @@ def test_it_is_refused_past_a_promise_and_the_longest_that_fits_is_told(site: Ca
     assert extend(portal, fits).expires_at == fits, "what was offered is granted"
 
 
+@pytest.mark.parametrize("late", [1, 400_000, 999_999])
+def test_a_fraction_of_a_second_past_a_promise_is_refused(site: Callable[..., Portal], late: int) -> None:
+    portal = site()
+    running(1, NOW + hours(1) - GRACE, node_1=range(8)).save(portal.store)
+    running(2, NOW + hours(9), node_2=range(8)).save(portal.store)
+    queued(1, NOW + hours(4), nodes=("node-1",)).save(portal.store)
+    last = NOW + hours(4) - GRACE
+    with pytest.raises(Refused) as refused:
+        extend(portal, last + timedelta(microseconds=late))
+    assert refused.value.reason == "promised" and refused.value.fits <= last
+    assert row_of(portal.store, "run1").expires_at == NOW + hours(1) - GRACE
+    assert extend(portal, last).expires_at == last
+
+
 def test_a_plan_gives_way_to_another_node_as_long_as_its_promise_holds(site: Callable[..., Portal]) -> None:
     portal = site()
     running(1, NOW + hours(1), node_1=range(8)).save(portal.store)

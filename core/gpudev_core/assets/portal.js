@@ -263,6 +263,7 @@
     portal_was_late: () => "the portal was not there in time",
     maintenance: (d, at) => `${d.gpu_type} was closed for maintenance ${at}`,
     over_quota: () => "your limit was lowered",
+    disk_busy: () => "its disk is still attached elsewhere",
   };
 
   const movedCause = (detail, at) => (Object.hasOwn(MOVED, detail.code) ? MOVED[detail.code](detail, atTime(at)) : "there is less room now");
